@@ -1,0 +1,127 @@
+"""Names and units: every dimension, variable, coordinate, term and condition that posstats writes or reads.
+
+This is the lowest floor of the package. Everything else spells these names by importing them from here or by
+using the same strings; ``tests/test_store.py`` checks that a dump carries exactly this vocabulary.
+"""
+
+from dataclasses import dataclass
+
+SCHEMA_VERSION = "1"
+
+#: The five additive terms of log attention, in the order of the identity (docs/method.md, section 2).
+TERMS = ("relative", "mask", "sink", "logit_drift", "denominator_drift")
+#: The terms whose sum is the residual-stream component.
+RESIDUAL_TERMS = ("sink", "logit_drift", "denominator_drift")
+#: The residual-stream component itself.
+RESIDUAL = "residual"
+#: Log attention, the sum of the five terms.
+LOG_ATTENTION = "log_attention"
+
+#: Offsets recorded and analysed unless the user says otherwise.
+DEFAULT_OFFSETS = (0, 1, 2, 4, 8, 16)
+#: Sequences and tokens per sequence of the default design.
+DEFAULT_SEQUENCES = 48
+DEFAULT_LENGTH = 192
+
+#: Fewer documents than this is an error.
+MINIMUM_DOCUMENTS = 5
+#: Fewer documents than this is a warning carried into every table.
+FEW_DOCUMENTS = 24
+
+BASELINE = "baseline"
+#: Every condition a dump understands: spelling -> what is done to the input before the forward pass.
+CONDITIONS = {
+    BASELINE: "the sequences as they are",
+    "bos=zero": "the embedding at position 0 is replaced by the zero vector",
+    "bos=mean": "the embedding at position 0 is replaced by the mean embedding of the vocabulary",
+    "bos=token:ID": "the embedding at position 0 is replaced by the embedding of token ID",
+    "bos=gaussian": "the embedding at position 0 is replaced by a seeded Gaussian vector with the mean and scale of the "
+    "embedding matrix",
+    "bos=none": "an ordinary token, different from sequence to sequence, stands at position 0 in BOS's place",
+    "bos@P": "the BOS token is placed at position P > 0 and an ordinary token at position 0",
+    "shift=K": "K is added to every position id (negative control)",
+    "repeat": "the sequence's own first ordinary token stands at every position, position 0 included",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """One variable of the dump schema.
+
+    Attributes
+    ----------
+    dims : tuple of str
+        Dimension names in storage order.
+    units : str
+        Unit of the values ("nats", "1" for counts, ids and ratios).
+    long_name : str
+        One line for plots and for xarray's HTML view.
+    optional : bool
+        Whether a dump may lack it.
+    """
+
+    dims: tuple[str, ...]
+    units: str
+    long_name: str
+    optional: bool = False
+
+
+_BLOCK = ("condition", "sequence", "layer", "head")
+
+#: The dump schema: variable name -> :class:`Variable`.
+VARIABLES = {
+    "token_id": Variable(("condition", "sequence", "query"), "1", "token id fed to the model"),
+    "logit": Variable(
+        (*_BLOCK, "query", "offset"),
+        "nats",
+        "attention logit s[i, i-offset] that enters the softmax; NaN where that key is position 0, absent or masked",
+    ),
+    "sink_logit": Variable(
+        (*_BLOCK, "query"), "nats", "attention logit s[i, 0] on position 0; NaN where position 0 is not visible"
+    ),
+    "log_denominator_rest": Variable(
+        (*_BLOCK, "query"),
+        "nats",
+        "log of the softmax denominator over keys j >= 1 (and the learned sink logit, if any); -inf where there are none",
+    ),
+    "logit_sum_by_lag": Variable(
+        (*_BLOCK, "lag"), "nats", "sum over queries of s[i, i-lag] over visible keys j >= 1"
+    ),
+    "learned_sink": Variable(
+        ("layer", "head"), "nats", "learned sink logit of the head, -inf where the model has none"
+    ),
+    "visible_keys": Variable(
+        ("layer", "query"), "1", "number of keys the model's own mask shows to the query: the keys i-n+1 .. i"
+    ),
+    "sink_output_fraction": Variable(
+        _BLOCK, "1", "share of the head's output norm that comes from position 0, mean over queries i >= 16"
+    ),
+    "trajectory": Variable(
+        ("condition", "sequence", "depth", "hidden"),
+        "residual-stream units",
+        "residual stream at position 0 after each block; depth 0 is the embedding",
+    ),
+    "residual_norm": Variable(
+        ("condition", "sequence", "depth", "query"), "residual-stream units", "Euclidean norm of the residual stream"
+    ),
+    "residual_sample": Variable(
+        ("condition", "sequence", "depth", "probe", "hidden"),
+        "residual-stream units",
+        "residual stream at the probe positions",
+        optional=True,
+    ),
+}
+
+#: Coordinates: name -> (dimension, units, long name).
+COORDINATES = {
+    "condition": ("condition", "1", "intervention on the input"),
+    "sequence": ("sequence", "1", "sequence number"),
+    "document": ("sequence", "1", "document a sequence was cut from: the resampling unit"),
+    "layer": ("layer", "1", "layer, 0 is the first"),
+    "head": ("head", "1", "query head"),
+    "query": ("query", "tokens", "query position i"),
+    "offset": ("offset", "tokens", "distance i - j from query to key at which logits are recorded"),
+    "lag": ("lag", "tokens", "distance i - j from query to key of the stationary reference"),
+    "depth": ("depth", "1", "number of blocks the residual stream has passed"),
+    "probe": ("probe", "tokens", "position at which the residual stream is sampled"),
+}
