@@ -1,0 +1,179 @@
+"""The brute force against closed forms worked out by hand, before anything is compared with it."""
+
+import numpy as np
+import pytest
+
+from tests.brute import RESIDUAL_TERMS, TERMS, Brute, causal, dump_dataset, octave_bins, removal
+
+LENGTH = 12
+OFFSETS = (0, 1, 3)
+
+
+def gaussian(seed, n=6, layers=2, heads=2, length=LENGTH):
+    return np.random.default_rng(seed).normal(size=(n, layers, heads, length, length))
+
+
+def stationary(profile, n=4, heads=1):
+    """Logits that depend on the offset alone."""
+    length = len(profile)
+    i, j = np.mgrid[:length, :length]
+    return np.broadcast_to(np.where(i >= j, np.asarray(profile)[np.abs(i - j)], 0.0), (n, heads, length, length))
+
+
+def test_uniform_logits_leave_the_mask_alone():
+    brute = Brute(np.zeros((3, 1, LENGTH, LENGTH)), [0, 1, 2], OFFSETS)
+    i = np.arange(LENGTH)
+    np.testing.assert_allclose(
+        brute.terms["mask"][:, 0, 0, 1:, 0], np.broadcast_to(-np.log(i[1:] + 1), (3, LENGTH - 1))
+    )
+    for name in ("relative", *RESIDUAL_TERMS):
+        np.testing.assert_allclose(brute.terms[name][:, 0, 0, 4:], 0, atol=1e-14)
+    assert np.isnan(brute.terms["mask"][:, :, :, 1, 1]).all()  # key 0 is never an ordinary key
+    centred = -np.log(i[4:-1] + 1) + np.log(i[4:-1] + 1).mean()
+    assert brute.leakage()[0, 0] == pytest.approx(3 * np.mean(centred**2))
+    assert brute.pooled_shares()["mask"] == pytest.approx(1)
+
+
+def test_uniform_logits_under_a_window_have_a_constant_mask_term():
+    brute = Brute(np.zeros((3, 1, LENGTH, LENGTH)), [0, 1, 2], (0, 1, 5), visible=causal(LENGTH, window=4))
+    np.testing.assert_allclose(brute.terms["mask"][:, 0, 0, 3:, 0], -np.log(4))
+    assert np.isnan(brute.terms["mask"][..., 2]).all()  # offset 5 lies outside the window
+    np.testing.assert_allclose(brute.leakage(), 0, atol=1e-28)
+
+
+def test_stationary_logits_have_no_residual_before_the_last_query():
+    profile = -np.log1p(np.arange(LENGTH))
+    brute = Brute(stationary(profile), range(4), OFFSETS)
+    for name in RESIDUAL_TERMS:
+        np.testing.assert_allclose(brute.terms[name][..., 4:-1, :], 0, atol=1e-14)
+    expected = -np.log(np.cumsum(np.exp(profile)))
+    np.testing.assert_allclose(brute.terms["mask"][0, 0, 0, 4:-1, 0], expected[4:-1])
+    assert brute.reference[0, 0, -1] == brute.reference[0, 0, -2]
+
+
+def test_a_sink_column_is_the_sink_term_alone():
+    column = 2.5
+    logits = np.zeros((3, 1, LENGTH, LENGTH))
+    logits[..., 0] = column
+    brute = Brute(logits, [0, 1, 2], OFFSETS)
+    i = np.arange(4, LENGTH)
+    expected = np.log(i / (np.exp(column) + i)) - np.log(i / (i + 1))
+    np.testing.assert_allclose(brute.terms["sink"][0, 0, 0, 4:, 0], expected)
+    for name in ("relative", "logit_drift", "denominator_drift"):
+        np.testing.assert_allclose(brute.terms[name][..., 4:, :], 0, atol=1e-14)
+
+
+def test_a_query_side_drift_moves_the_logit_and_the_denominator():
+    slope = 0.3
+    i, j = np.mgrid[:LENGTH, :LENGTH]
+    logits = np.broadcast_to(np.where(j > 0, slope * i, 0.0), (3, 1, LENGTH, LENGTH))
+    brute = Brute(logits, [0, 1, 2], OFFSETS)
+    for o, d in enumerate(OFFSETS):
+        mean = slope * np.arange(d + 1, LENGTH).mean()
+        expected = slope * np.arange(4, LENGTH) - mean
+        np.testing.assert_allclose(brute.terms["logit_drift"][0, 0, 0, 4:, o], expected, atol=1e-12)
+        z_rest = brute.z_reference_rest[0, 0, 4:]
+        rest_drift = -np.log(np.arange(4, LENGTH) * np.exp(slope * np.arange(4, LENGTH))) + np.log(z_rest)
+        np.testing.assert_allclose(brute.terms["denominator_drift"][0, 0, 0, 4:, o], rest_drift, atol=1e-12)
+
+
+@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize("learned_sink", [None, [[0.5, -np.inf], [1.0, -2.0]]])
+def test_the_terms_sum_to_an_explicit_softmax(window, learned_sink):
+    visible = causal(LENGTH, window)
+    logits = gaussian(1)
+    brute = Brute(logits, [0, 0, 1, 2, 2, 3], OFFSETS, visible, learned_sink)
+    total = sum(brute.terms[name] for name in TERMS)
+    np.testing.assert_allclose(total, brute.terms["log_attention"], atol=1e-12)
+    extra = np.zeros((2, 2)) if learned_sink is None else np.exp(learned_sink)
+    exponentials = np.where(visible, np.exp(logits), 0)
+    attention = exponentials / (exponentials.sum(-1) + extra[None, :, :, None])[..., None]
+    for o, d in enumerate(OFFSETS):
+        i = np.arange(d + 1, LENGTH)
+        np.testing.assert_allclose(brute.terms["log_attention"][..., i, o], np.log(attention[..., i, i - d]))
+    shares = brute.shares()
+    np.testing.assert_allclose(sum(shares[name] for name in TERMS), 1)
+    assert sum(brute.pooled_shares()[name] for name in TERMS) == pytest.approx(1)
+    np.testing.assert_allclose(sum(shares[name] for name in RESIDUAL_TERMS), shares["residual"])
+
+
+def test_a_sink_is_zero_where_position_0_is_out_of_the_window():
+    brute = Brute(gaussian(2), range(6), OFFSETS, visible=causal(LENGTH, window=4))
+    np.testing.assert_allclose(brute.terms["sink"][..., 4:, 0], 0, atol=1e-15)
+
+
+def test_pair_products_use_only_pairs_of_different_documents():
+    brute = Brute(gaussian(3), ["b", "b", "a", "a", "a", "c"], OFFSETS)
+    x = np.array([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
+    z = np.array([7.0, 1.0, 2.0, 5.0, 3.0, 4.0])
+    expected = (3 * (10 + 4) + 12 * (8 + 4) + 6 * (8 + 10)) / (2 * 4 + 3 * 3 + 1 * 5)
+    assert brute._pair_mean(x, z) == pytest.approx(expected)
+
+
+def test_weights_equal_repeated_sequences_of_the_same_document():
+    logits = gaussian(4)
+    documents = [0, 0, 1, 2, 2, 3]
+    weights = [2, 0, 3, 1]
+    picked = [n for n, d in enumerate(documents) for _ in range(weights[d])]
+    weighted = Brute(logits, documents, OFFSETS, weights=weights)
+    repeated = Brute(logits[picked], [documents[n] for n in picked], OFFSETS)
+    np.testing.assert_allclose(weighted.reference, repeated.reference)
+    np.testing.assert_allclose(weighted.leakage(), repeated.leakage())
+    np.testing.assert_allclose(weighted.cross("sink"), repeated.cross("sink"))
+    for queries in octave_bins(LENGTH):
+        np.testing.assert_allclose(weighted.magnitude("residual", queries), repeated.magnitude("residual", queries))
+    other = gaussian(5)
+    pair = [Brute(x, documents, OFFSETS, weights=weights) for x in (logits, other)]
+    again = [Brute(x[picked], [documents[n] for n in picked], OFFSETS) for x in (logits, other)]
+    assert removal(*pair, queries=[2, 3]) == pytest.approx(removal(*again, queries=[2, 3]))
+
+
+def test_magnitude_is_the_squared_departure_from_the_late_mean():
+    column = 2.5
+    logits = np.zeros((3, 1, LENGTH, LENGTH))
+    logits[..., 0] = column
+    brute = Brute(logits, [0, 1, 2], OFFSETS)
+    sink = np.log(np.arange(1, LENGTH) / (np.exp(column) + np.arange(1, LENGTH))) - np.log(
+        np.arange(1, LENGTH) / np.arange(2, LENGTH + 1)
+    )
+    departure = sink - sink[LENGTH // 2 - 1 :].mean()
+    assert brute.magnitude("sink", [2, 3])[0, 0] == pytest.approx((departure[1:3] ** 2).mean())
+    half = logits.copy()
+    half[..., 0] = 0.0
+    assert removal(brute, Brute(half, [0, 1, 2], OFFSETS), [2, 3]) == pytest.approx(1)
+    # offset 3 has no ordinary key at queries 2 and 3
+    assert brute.existing_offsets([2, 3], 0) == [0, 1]
+
+
+def test_octave_bins_end_before_the_last_query():
+    assert octave_bins(12) == [[2, 3], [4, 5, 6, 7], [8, 9, 10]]
+
+
+def test_the_dataset_holds_what_the_logits_say():
+    visible = np.stack([causal(LENGTH), causal(LENGTH, 4)])
+    sink = np.array([[0.5, -np.inf], [1.0, -np.inf]])
+    base, other = gaussian(6), gaussian(7)
+    documents = [0, 0, 1, 2, 2, 3]
+    ds = dump_dataset({"baseline": base, "bos=mean": other}, documents, OFFSETS, visible, sink)
+    assert dict(ds.sizes) == {
+        "condition": 2, "sequence": 6, "layer": 2, "head": 2, "query": LENGTH, "offset": 3, "lag": LENGTH,
+    }  # fmt: skip
+    assert ds.visible_keys.values.tolist() == [list(range(1, 13)), [1, 2, 3, *[4] * 9]]
+    for condition, logits in (("baseline", base), ("bos=mean", other)):
+        brute = Brute(logits, documents, OFFSETS, visible, sink)
+        one = ds.sel(condition=condition)
+        everything = np.logaddexp(one.log_denominator_rest, one.sink_logit.fillna(-np.inf))
+        np.testing.assert_allclose((one.logit - everything).values, brute.terms["log_attention"], atol=1e-12)
+        counts = np.array([[sum(v[i, i - d] for i in range(d + 1, LENGTH)) for d in range(LENGTH)] for v in visible])
+        means = one.logit_sum_by_lag.mean("sequence").values / np.where(counts, counts, np.nan)[:, None]
+        seen = np.broadcast_to((counts > 0)[:, None], means.shape)
+        np.testing.assert_allclose(means[seen], brute.reference[seen])
+    assert ds.sink_logit.sel(layer=1, query=slice(4, None)).isnull().all()
+    assert np.isneginf(ds.log_denominator_rest.sel(head=1, query=0)).all()
+
+
+def test_mismatched_labels_are_refused():
+    with pytest.raises(ValueError, match="weights"):
+        Brute(gaussian(8), range(6), OFFSETS, weights=[1, 2])
+    with pytest.raises(ValueError, match="documents"):
+        Brute(gaussian(8), range(5), OFFSETS)
