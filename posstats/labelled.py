@@ -1,0 +1,195 @@
+"""The labelled face of the statistics room: datasets in, datasets or per-layer arrays out (docs/method.md, 2 and 3)."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import xarray as xr
+
+from posstats.errors import DesignError, InputError
+from posstats.stats.components import LayerField
+from posstats.stats.terms import decompose as decompose_layer
+from posstats.stats.terms import lag_means, reference
+from posstats.vocabulary import LOG_ATTENTION, MINIMUM_DOCUMENTS, TERMS
+
+_NEEDED = ("logit", "sink_logit", "log_denominator_rest", "logit_sum_by_lag", "visible_keys", "learned_sink")
+_LONG_NAMES = {
+    "relative": "what the offset alone explains: ref[d]",
+    "mask": "the causal mask's denominator: -log Zref[i]",
+    "sink": "excess reading of position 0: log(1-A0) - log(1-A0ref)",
+    "logit_drift": "the residual stream moves this logit: s[i,i-d] - ref[d]",
+    "denominator_drift": "the residual stream moves the other logits: -log Zrest + log ZrefRest",
+    LOG_ATTENTION: "log attention log A[i,i-d], the sum of the five terms",
+    "lag_mean": "mean logit by lag over keys j >= 1",
+    "reference_logit": "stationary reference: mean of lag_mean over sequences",
+}
+
+
+def decompose(ds: xr.Dataset, offsets: Sequence[int] | None = None) -> xr.Dataset:
+    """Split log attention into its five additive terms.
+
+    ``log A[i,i-d] = relative + mask + sink + logit_drift + denominator_drift``, exactly, per sequence, layer, head,
+    query and offset. The stationary reference is estimated from all sequences of `ds`.
+
+    Parameters
+    ----------
+    ds : xarray.Dataset
+        A dump (:func:`posstats.open_dump`); lazy data stay lazy.
+    offsets : sequence of int, optional
+        Offsets to keep; all recorded ones if not given.
+
+    Returns
+    -------
+    xarray.Dataset
+        `relative` (condition, layer, head, offset), `mask` (condition, layer, head, query), `sink` and
+        `denominator_drift` (condition, sequence, layer, head, query), `logit_drift` and `log_attention`
+        (condition, sequence, layer, head, query, offset), all in nats; NaN at query 0 and where a key is not an
+        ordinary visible one. `lag_mean` and `reference_logit` carry what the bootstrap needs to re-estimate the
+        reference.
+
+    Raises
+    ------
+    InputError
+        If `ds` is not a dump or an offset was not recorded.
+    NumericalError
+        If recorded values are infinite, or the terms do not sum to log attention (when computed).
+
+    Examples
+    --------
+    >>> import posstats as ps
+    >>> terms = ps.decompose(ps.simulate(n=6, length=32, seed=0).dataset)
+    >>> total = sum(terms[name] for name in ["relative", "mask", "sink", "logit_drift", "denominator_drift"])
+    >>> float(abs(total - terms.log_attention).max()) < 1e-9
+    True
+    """
+    missing = [name for name in _NEEDED if name not in ds]
+    if missing:
+        raise InputError(f"This dataset is not a dump: it lacks {', '.join(missing)}. Open one with open_dump(path).")
+    if offsets is not None:
+        absent = sorted(set(offsets) - set(ds.offset.values.tolist()))
+        if absent:
+            raise InputError(f"Offsets {absent} were not recorded; the dump has {ds.offset.values.tolist()}.")
+        ds = ds.sel(offset=list(offsets))
+    recorded = ds.offset.values.astype(np.int64)
+
+    def one_layer(logit, sink_logit, rest, sums, visible, learned):  # type: ignore[no-untyped-def]  # xarray calls it
+        lag_mean = lag_means(sums, visible)
+        ref = reference(lag_mean.mean(axis=0), visible, learned)
+        terms = decompose_layer(logit, sink_logit, rest, ref, recorded)
+        return (*(getattr(terms, name) for name in (*TERMS, LOG_ATTENTION)), lag_mean, ref.logit)
+
+    per_query = ["sequence", "head", "query"]
+    output = {
+        "relative": ["head", "offset"],
+        "mask": ["head", "query"],
+        "sink": per_query,
+        "logit_drift": [*per_query, "offset"],
+        "denominator_drift": per_query,
+        LOG_ATTENTION: [*per_query, "offset"],
+        "lag_mean": ["sequence", "head", "lag"],
+        "reference_logit": ["head", "lag"],
+    }
+    arrays = xr.apply_ufunc(
+        one_layer,
+        *(ds[name] for name in _NEEDED),
+        input_core_dims=[
+            [*per_query, "offset"], per_query, per_query, ["sequence", "head", "lag"], ["query"], ["head"],
+        ],
+        output_core_dims=list(output.values()),
+        vectorize=True,
+        dask="parallelized",
+        output_dtypes=[np.float64] * len(output),
+        join="exact",
+    )  # fmt: skip
+    order = ("condition", "sequence", "layer", "head", "query", "offset", "lag")
+    terms = xr.Dataset(dict(zip(output, arrays, strict=True)), attrs=dict(ds.attrs))
+    terms = terms.assign_coords({name: ds[name] for name in ds.coords if set(ds[name].dims) <= set(terms.sizes)})
+    for name in output:
+        terms[name] = terms[name].transpose(*(dim for dim in order if dim in terms[name].dims))
+        terms[name].attrs = {"units": "nats", "long_name": _LONG_NAMES[name]}
+    for name in ("visible_keys", "learned_sink"):
+        terms[name] = ds[name]
+    return terms
+
+
+def as_terms(data: xr.Dataset, offsets: Sequence[int] | None = None) -> xr.Dataset:
+    """Return terms: decompose a dump, pass terms through (restricted to `offsets`)."""
+    if "logit_drift" not in data:
+        return decompose(data, offsets)
+    if offsets is None:
+        return data
+    absent = sorted(set(offsets) - set(data.offset.values.tolist()))
+    if absent:
+        raise InputError(f"Offsets {absent} are not among the terms; they have {data.offset.values.tolist()}.")
+    return data.sel(offset=list(offsets))
+
+
+def select_condition(terms: xr.Dataset, condition: str) -> xr.Dataset:
+    """Terms of one condition, or an InputError that lists the conditions there are."""
+    available = np.atleast_1d(terms.condition.values).tolist()
+    if condition not in available:
+        raise InputError(f"Condition {condition!r} is not in this dump; it has {', '.join(map(str, available))}.")
+    return terms.sel(condition=condition) if terms.condition.ndim else terms
+
+
+def document_codes(terms: xr.Dataset) -> tuple[np.ndarray, int]:
+    """Integer document codes per sequence and their number; DesignError where there are too few documents."""
+    _, codes = np.unique(np.asarray(terms.document.values), return_inverse=True)
+    n_documents = int(codes.max()) + 1
+    if n_documents < MINIMUM_DOCUMENTS:
+        raise DesignError(
+            f"The data hold {n_documents} documents; intervals resample documents and need at least "
+            f"{MINIMUM_DOCUMENTS} (24 or more to be trusted). Dump more documents."
+        )
+    return codes.astype(np.int64), n_documents
+
+
+def layer_fields(terms: xr.Dataset) -> Iterator[tuple[int, LayerField]]:
+    """Arrays of one layer after the other, (layer label, field); lazy data are computed one layer at a time.
+
+    Parameters
+    ----------
+    terms : xarray.Dataset
+        Terms of a single condition (no condition dimension).
+    """
+    codes, _ = document_codes(terms)
+    offsets = terms.offset.values.astype(np.int64)
+    for index, label in enumerate(terms.layer.values.tolist()):
+        layer = terms.isel(layer=index).load() if terms.chunks else terms.isel(layer=index)
+        visible = layer.visible_keys.values.astype(np.int64)
+        learned = layer.learned_sink.values.astype(np.float64)
+        # The reference these terms were built with; every replicate puts its own in its place.
+        ref = reference(layer.reference_logit.values, visible, learned)
+        per_query = ("sequence", "head", "query")
+        sink = layer.sink.transpose(*per_query).values
+        drift = layer.denominator_drift.transpose(*per_query).values
+        with np.errstate(invalid="ignore"):  # query 0, which is never analysed
+            rest_share = sink + (ref.log_denominator_rest - ref.log_denominator)
+            rest = drift - ref.log_denominator_rest
+        logit = layer.logit_drift.transpose(*per_query, "offset").values
+        relative = layer.relative.transpose("head", "offset").values
+        yield (
+            label,
+            LayerField(
+                logit=logit + relative[:, None, :],
+                rest_share=rest_share,
+                rest=rest,
+                lag_mean=layer.lag_mean.transpose("sequence", "head", "lag").values,
+                visible_keys=visible,
+                learned_sink=learned,
+                offsets=offsets,
+                document=codes,
+            ),
+        )
+
+
+def check_offsets_visible(terms: xr.Dataset) -> None:
+    """Raise DesignError where an offset reaches beyond the window of some layer."""
+    visible = terms.visible_keys
+    narrowest = visible.isel(query=slice(visible.sizes["query"] // 2, None)).min("query")
+    for layer, keys in zip(visible.layer.values.tolist(), narrowest.values.tolist(), strict=True):
+        outside = [d for d in terms.offset.values.tolist() if d >= keys]
+        if outside:
+            raise DesignError(
+                f"Offsets {outside} lie outside the window of layer {layer}, which shows {keys} keys; "
+                f"choose offsets below {keys} with offsets=."
+            )

@@ -1,0 +1,117 @@
+"""The fast kernels against the plain float64 brute force, at the estimate and at bootstrap weights."""
+
+import numpy as np
+import pytest
+
+from posstats.errors import DesignError
+from posstats.labelled import decompose, layer_fields
+from posstats.stats.components import (
+    MAGNITUDE_COMPONENTS,
+    SHARE_COMPONENTS,
+    analysed_queries,
+    evaluate,
+    magnitude_statistics,
+    share_statistics,
+)
+from tests import brute
+
+LENGTH = 20
+OFFSETS = (0, 1, 3)
+DOCUMENTS = ["a", "b", "b", "c", "d", "e", "e", "e"]  # unequal numbers of sequences
+WEIGHTS = [(1, 1, 1, 1, 1), (2, 1, 0, 1, 1), (0, 3, 0, 0, 2), (1, 0, 2, 0, 2)]
+
+
+def field_logits(seed, layers=2, heads=2):
+    rng = np.random.default_rng(seed)
+    n = len(DOCUMENTS)
+    shape = (n, layers, heads, LENGTH, LENGTH)
+    distance = np.abs(np.subtract.outer(np.arange(LENGTH), np.arange(LENGTH)))
+    logits = rng.normal(size=shape) - 0.2 * distance
+    logits[..., 0] += 2.0 + rng.normal(size=(n, layers, heads, 1))  # a sink
+    return logits + 0.3 * np.log1p(np.arange(LENGTH))[:, None]
+
+
+CASES = {
+    "causal": {},
+    "window": {"visible": brute.causal(LENGTH, window=6)},
+    "learned sink": {"learned_sink": np.array([[0.5, -np.inf], [2.0, -1.0]])},
+}
+
+
+@pytest.fixture(scope="module", params=CASES)
+def case(request):
+    logits = field_logits(3)
+    ds = brute.dump_dataset({"baseline": logits}, DOCUMENTS, OFFSETS, **CASES[request.param])
+    return logits, CASES[request.param], ds
+
+
+@pytest.mark.parametrize("weights", WEIGHTS)
+def test_share_components_equal_brute_force(case, weights):
+    logits, options, ds = case
+    oracle = brute.Brute(logits, DOCUMENTS, OFFSETS, weights=weights, **options)
+    queries = analysed_queries(LENGTH, np.array(OFFSETS))
+    for layer, field in layer_fields(decompose(ds).sel(condition="baseline")):
+        stats = share_statistics(field, queries, np.array(OFFSETS))
+        value = evaluate([stats], np.array([weights], dtype=float))[0].value[0]
+        for k, name in enumerate(SHARE_COMPONENTS):
+            np.testing.assert_allclose(value[:, k], oracle.cross(name)[layer], rtol=1e-9, atol=1e-10, err_msg=name)
+
+
+@pytest.mark.parametrize("weights", WEIGHTS)
+@pytest.mark.parametrize("queries", [range(2, 4), range(4, 8), range(8, 16)])
+def test_magnitude_components_equal_brute_force(case, weights, queries):
+    logits, options, ds = case
+    oracle = brute.Brute(logits, DOCUMENTS, OFFSETS, weights=weights, **options)
+    offsets = np.array([d for d in OFFSETS if d < queries[0]])
+    for layer, field in layer_fields(decompose(ds).sel(condition="baseline")):
+        stats = magnitude_statistics(field, np.array(queries), offsets)
+        value = evaluate([stats], np.array([weights], dtype=float))[0].value[0]
+        for k, name in enumerate(MAGNITUDE_COMPONENTS):
+            expected = oracle.magnitude(name, queries)[layer]
+            np.testing.assert_allclose(value[:, k], expected, rtol=1e-9, atol=1e-10, err_msg=name)
+
+
+def test_left_out_values_are_the_values_without_a_document(case):
+    _, _, ds = case
+    queries = analysed_queries(LENGTH, np.array(OFFSETS))
+    weights = np.array([[1, 1, 1, 1, 1], [2, 1, 0, 1, 1]], dtype=float)
+    for _, field in layer_fields(decompose(ds).sel(condition="baseline")):
+        both = [
+            share_statistics(field, queries, np.array(OFFSETS)),
+            magnitude_statistics(field, np.arange(4, 8), np.array(OFFSETS)),
+        ]
+        for stats, result in zip(both, evaluate(both, weights, left_out=True), strict=True):
+            for r, row in enumerate(weights):
+                for g in np.flatnonzero(row):
+                    exact = evaluate([stats], (row - np.eye(5)[g])[None])[0].value[0]
+                    change = exact - result.value[r]
+                    error = result.left_out[r, g] - exact
+                    # Exact where the reference plays no part, first order in its change elsewhere.
+                    assert np.all(np.abs(error) <= 0.35 * np.abs(change).max() + 1e-12)
+                    pure = [k for k in range(stats.gram.shape[1]) if not stats.slope[k].any()]
+                    np.testing.assert_allclose(result.left_out[r, g][:, pure], exact[:, pure], rtol=1e-10, atol=1e-12)
+
+
+def test_selecting_sequences_of_terms_re_estimates_the_reference():
+    logits = field_logits(5)
+    ds = brute.dump_dataset({"baseline": logits}, DOCUMENTS, OFFSETS)
+    keep = [0, 1, 3, 4, 5, 6]
+    queries = analysed_queries(LENGTH, np.array(OFFSETS))
+    oracle = brute.Brute(logits[keep], [DOCUMENTS[n] for n in keep], OFFSETS)
+    selected = decompose(ds).isel(sequence=keep).sel(condition="baseline")
+    for layer, field in layer_fields(selected):
+        value = evaluate([share_statistics(field, queries, np.array(OFFSETS))], np.ones((1, 5)))[0].value[0]
+        np.testing.assert_allclose(value[:, 2], oracle.cross("sink")[layer], rtol=1e-9)
+
+
+def test_weights_of_one_document_are_refused(case):
+    _, _, ds = case
+    _, field = next(layer_fields(decompose(ds).sel(condition="baseline")))
+    stats = share_statistics(field, np.arange(4, 10), np.array(OFFSETS))
+    with pytest.raises(DesignError, match="two distinct documents"):
+        evaluate([stats], np.array([[5.0, 0, 0, 0, 0]]))
+
+
+def test_too_long_offsets_leave_no_query():
+    with pytest.raises(DesignError, match="at most 16"):
+        analysed_queries(20, np.array([18]))
