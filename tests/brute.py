@@ -66,17 +66,17 @@ class Brute:
 
     def __init__(self, logits, documents, offsets, visible=None, learned_sink=None, weights=None):
         logits = np.asarray(logits, dtype=np.float64)
-        if logits.ndim == 4:
-            logits = logits[:, None]
-        self.logits = logits
-        n_sequences, n_layers, n_heads, length, _ = logits.shape
-        self.length = length
+        self.logits = logits[:, None] if logits.ndim == 4 else logits
+        self.shape = self.logits.shape[:4]
+        visible = causal(self.shape[3]) if visible is None else visible
+        learned_sink = -np.inf if learned_sink is None else learned_sink
+        self._prepare(documents, offsets, visible, learned_sink, weights)
+
+    def _prepare(self, documents, offsets, visible, learned_sink, weights):
+        n_sequences, n_layers, n_heads, self.length = self.shape
         self.documents = list(documents)
         self.offsets = list(offsets)
-        visible = causal(length) if visible is None else np.asarray(visible, dtype=bool)
-        self.visible = np.broadcast_to(visible, (n_layers, length, length))
-        if learned_sink is None:
-            learned_sink = np.full((n_layers, n_heads), -np.inf)
+        self.visible = np.broadcast_to(np.asarray(visible, dtype=bool), (n_layers, self.length, self.length))
         self.learned_sink = np.broadcast_to(np.asarray(learned_sink, dtype=np.float64), (n_layers, n_heads))
         labels = sorted(set(self.documents))
         weights = [1.0] * len(labels) if weights is None else [float(w) for w in weights]
@@ -89,68 +89,78 @@ class Brute:
         self._reference()
         self._terms()
 
+    def _sum_by_lag(self, n, layer, head, d):
+        total = 0.0
+        for i in range(d + 1, self.length):
+            if self.visible[layer, i, i - d]:
+                total += self.logits[n, layer, head, i, i - d]
+        return total
+
+    def _z_rest(self, n, layer, head, i):
+        z_rest = math.exp(self.learned_sink[layer, head])
+        for j in range(1, i + 1):
+            if self.visible[layer, i, j]:
+                z_rest += math.exp(self.logits[n, layer, head, i, j])
+        return z_rest
+
+    def _sink_logit(self, n, layer, head, i):
+        return self.logits[n, layer, head, i, 0]
+
+    def _logit(self, n, layer, head, i, o):
+        return self.logits[n, layer, head, i, i - self.offsets[o]]
+
     def _reference(self):
-        n_sequences, n_layers, n_heads, length, _ = self.logits.shape
+        n_sequences, n_layers, n_heads, length = self.shape
         self.reference = np.full((n_layers, n_heads, length), np.nan)
         self.z_reference = np.zeros((n_layers, n_heads, length))
         self.z_reference_rest = np.zeros((n_layers, n_heads, length))
         self.a0_reference = np.zeros((n_layers, n_heads, length))
-        for layer in range(n_layers):
-            for head in range(n_heads):
-                for d in range(length):
-                    total, count = 0.0, 0.0
-                    for n in range(n_sequences):
-                        for i in range(d + 1, length):
-                            if self.visible[layer, i, i - d]:
-                                total += self.weights[n] * self.logits[n, layer, head, i, i - d]
-                                count += self.weights[n]
-                    if count > 0:
-                        self.reference[layer, head, d] = total / count
-                    else:
-                        self.reference[layer, head, d] = self.reference[layer, head, d - 1]
-                for i in range(length):
-                    everything = rest = math.exp(self.learned_sink[layer, head])
-                    for d in range(i + 1):
-                        if self.visible[layer, i, i - d]:
-                            e = math.exp(self.reference[layer, head, d])
-                            everything += e
-                            if i - d >= 1:
-                                rest += e
-                    self.z_reference[layer, head, i] = everything
-                    self.z_reference_rest[layer, head, i] = rest
-                    if self.visible[layer, i, 0]:
-                        self.a0_reference[layer, head, i] = math.exp(self.reference[layer, head, i]) / everything
+        for layer, head in np.ndindex(n_layers, n_heads):
+            for d in range(length):
+                queries = sum(1 for i in range(d + 1, length) if self.visible[layer, i, i - d])
+                if queries:
+                    total = sum(self.weights[n] * self._sum_by_lag(n, layer, head, d) for n in range(n_sequences))
+                    self.reference[layer, head, d] = total / (queries * sum(self.weights))
+                else:
+                    self.reference[layer, head, d] = self.reference[layer, head, d - 1]
+            for i in range(length):
+                everything = rest = math.exp(self.learned_sink[layer, head])
+                for d in range(i + 1):
+                    if self.visible[layer, i, i - d]:
+                        e = math.exp(self.reference[layer, head, d])
+                        everything += e
+                        if i - d >= 1:
+                            rest += e
+                self.z_reference[layer, head, i] = everything
+                self.z_reference_rest[layer, head, i] = rest
+                if self.visible[layer, i, 0]:
+                    self.a0_reference[layer, head, i] = math.exp(self.reference[layer, head, i]) / everything
 
     def _terms(self):
-        n_sequences, n_layers, n_heads, length, _ = self.logits.shape
-        shape = (n_sequences, n_layers, n_heads, length, len(self.offsets))
-        self.terms = {name: np.full(shape, np.nan) for name in (*TERMS, "residual", "log_attention")}
-        for n, layer, head in np.ndindex(n_sequences, n_layers, n_heads):
-            s = self.logits[n, layer, head]
-            for i in range(length):
-                z = z_rest = math.exp(self.learned_sink[layer, head])
-                for j in range(i + 1):
-                    if self.visible[layer, i, j]:
-                        z += math.exp(s[i, j])
-                        if j >= 1:
-                            z_rest += math.exp(s[i, j])
-                a0 = math.exp(s[i, 0]) / z if self.visible[layer, i, 0] else 0.0
-                for o, d in enumerate(self.offsets):
-                    j = i - d
-                    if j < 1 or not self.visible[layer, i, j]:
-                        continue
-                    where = (n, layer, head, i, o)
-                    ref = self.reference[layer, head, d]
-                    sink = math.log(1 - a0) - math.log(1 - self.a0_reference[layer, head, i])
-                    logit_drift = s[i, j] - ref
-                    denominator_drift = -math.log(z_rest) + math.log(self.z_reference_rest[layer, head, i])
-                    self.terms["relative"][where] = ref
-                    self.terms["mask"][where] = -math.log(self.z_reference[layer, head, i])
-                    self.terms["sink"][where] = sink
-                    self.terms["logit_drift"][where] = logit_drift
-                    self.terms["denominator_drift"][where] = denominator_drift
-                    self.terms["residual"][where] = sink + logit_drift + denominator_drift
-                    self.terms["log_attention"][where] = math.log(math.exp(s[i, j]) / z)
+        self.terms = {
+            name: np.full((*self.shape, len(self.offsets)), np.nan) for name in (*TERMS, "residual", "log_attention")
+        }
+        for n, layer, head, i in np.ndindex(*self.shape):
+            z_rest = self._z_rest(n, layer, head, i)
+            e0 = math.exp(self._sink_logit(n, layer, head, i)) if self.visible[layer, i, 0] else 0.0
+            z = z_rest + e0
+            for o, d in enumerate(self.offsets):
+                j = i - d
+                if j < 1 or not self.visible[layer, i, j]:
+                    continue
+                where = (n, layer, head, i, o)
+                s = self._logit(n, layer, head, i, o)
+                ref = self.reference[layer, head, d]
+                sink = math.log(1 - e0 / z) - math.log(1 - self.a0_reference[layer, head, i])
+                logit_drift = s - ref
+                denominator_drift = -math.log(z_rest) + math.log(self.z_reference_rest[layer, head, i])
+                self.terms["relative"][where] = ref
+                self.terms["mask"][where] = -math.log(self.z_reference[layer, head, i])
+                self.terms["sink"][where] = sink
+                self.terms["logit_drift"][where] = logit_drift
+                self.terms["denominator_drift"][where] = denominator_drift
+                self.terms["residual"][where] = sink + logit_drift + denominator_drift
+                self.terms["log_attention"][where] = math.log(math.exp(s) / z)
 
     def default_queries(self):
         """max offset < i < T - 1."""
@@ -176,16 +186,14 @@ class Brute:
     def cross_by_offset(self, x, z, queries=None):
         """C(x, z) per offset, (layer, head, offset); NaN for offsets that some query lacks."""
         queries = self.default_queries() if queries is None else list(queries)
-        n_layers, n_heads = self.learned_sink.shape
-        out = np.full((n_layers, n_heads, len(self.offsets)), np.nan)
-        for layer in range(n_layers):
+        out = np.full((*self.learned_sink.shape, len(self.offsets)), np.nan)
+        for layer in range(self.shape[1]):
             for o in self.existing_offsets(queries, layer):
-                for head in range(n_heads):
-                    a = self.terms[x][:, layer, head, queries, o]
-                    b = self.terms[z][:, layer, head, queries, o]
-                    a = a - a.mean(axis=1, keepdims=True)
-                    b = b - b.mean(axis=1, keepdims=True)
-                    out[layer, head, o] = self._pair_mean(a, b).mean()
+                a = self.terms[x][:, layer, :, queries, o]  # query first: numpy puts a listed axis there
+                b = self.terms[z][:, layer, :, queries, o]
+                a = (a - a.mean(axis=0)).swapaxes(0, 1)
+                b = (b - b.mean(axis=0)).swapaxes(0, 1)
+                out[layer, :, o] = self._pair_mean(a, b).mean(axis=0)
         return out
 
     def cross(self, term, other="log_attention", queries=None):
@@ -208,7 +216,7 @@ class Brute:
 
     def magnitude(self, term, queries):
         """Pair product of the term's departure from its mean over i >= T / 2, mean over queries and offsets."""
-        n_sequences, n_layers, n_heads = self.logits.shape[:3]
+        n_sequences, n_layers, n_heads, _ = self.shape
         queries = list(queries)
         out = np.full((n_layers, n_heads), np.nan)
         for layer, head in np.ndindex(n_layers, n_heads):
@@ -224,6 +232,39 @@ class Brute:
             if products:
                 out[layer, head] = np.mean(products)
         return out
+
+
+class BruteDump(Brute):
+    """The same from the recorded variables of a dump (an xarray.Dataset in the dump schema), one condition of it."""
+
+    def __init__(self, dataset, condition="baseline", weights=None):
+        one = dataset.sel(condition=condition)
+        dims = ("sequence", "layer", "head")
+        self.recorded = {
+            "logit": one.logit.transpose(*dims, "query", "offset").values.astype(np.float64),
+            "sink_logit": one.sink_logit.transpose(*dims, "query").values.astype(np.float64),
+            "rest": one.log_denominator_rest.transpose(*dims, "query").values.astype(np.float64),
+            "sums": one.logit_sum_by_lag.transpose(*dims, "lag").values.astype(np.float64),
+        }
+        self.shape = self.recorded["rest"].shape
+        visible = np.zeros((self.shape[1], self.shape[3], self.shape[3]), dtype=bool)
+        for layer, i in np.ndindex(self.shape[1], self.shape[3]):
+            visible[layer, i, i + 1 - int(one.visible_keys.values[layer, i]) : i + 1] = True
+        self._prepare(
+            one.document.values.tolist(), one.offset.values.tolist(), visible, one.learned_sink.values, weights
+        )
+
+    def _sum_by_lag(self, n, layer, head, d):
+        return self.recorded["sums"][n, layer, head, d]
+
+    def _z_rest(self, n, layer, head, i):
+        return math.exp(self.recorded["rest"][n, layer, head, i])
+
+    def _sink_logit(self, n, layer, head, i):
+        return self.recorded["sink_logit"][n, layer, head, i]
+
+    def _logit(self, n, layer, head, i, o):
+        return self.recorded["logit"][n, layer, head, i, o]
 
 
 def removal(baseline, condition, queries):
@@ -246,7 +287,7 @@ def dump_dataset(conditions, documents, offsets, visible=None, learned_sink=None
     """
     first = next(iter(conditions.values()))
     shaped = Brute(first, documents, offsets, visible, learned_sink)
-    n_sequences, n_layers, n_heads, length, _ = shaped.logits.shape
+    n_sequences, n_layers, n_heads, length = shaped.shape
     visible, learned_sink = shaped.visible, shaped.learned_sink
     block = (len(conditions), n_sequences, n_layers, n_heads)
     data = {

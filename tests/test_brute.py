@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.brute import RESIDUAL_TERMS, TERMS, Brute, causal, dump_dataset, octave_bins, removal
+from tests.brute import RESIDUAL_TERMS, TERMS, Brute, BruteDump, causal, dump_dataset, octave_bins, removal
 
 LENGTH = 12
 OFFSETS = (0, 1, 3)
@@ -170,6 +170,20 @@ def test_the_dataset_holds_what_the_logits_say():
         np.testing.assert_allclose(means[seen], brute.reference[seen])
     assert ds.sink_logit.sel(layer=1, query=slice(4, None)).isnull().all()
     assert np.isneginf(ds.log_denominator_rest.sel(head=1, query=0)).all()
+
+
+@pytest.mark.parametrize("window", [None, 4])
+def test_the_dataset_leads_to_the_same_estimates(window):
+    visible, sink, documents = causal(LENGTH, window), np.array([[0.5, -np.inf], [1.0, -2.0]]), [4, 4, 1, 2, 2, 0]
+    logits = {"baseline": gaussian(9), "bos=mean": gaussian(10)}
+    ds = dump_dataset(logits, documents, OFFSETS, visible, sink)
+    for condition, values in logits.items():
+        explicit = Brute(values, documents, OFFSETS, visible, sink, weights=[1, 2, 0, 3])
+        recorded = BruteDump(ds, condition, weights=[1, 2, 0, 3])
+        for name in explicit.terms:
+            np.testing.assert_allclose(recorded.terms[name], explicit.terms[name], atol=1e-12)
+        np.testing.assert_allclose(recorded.leakage(), explicit.leakage(), rtol=1e-10)
+        np.testing.assert_allclose(recorded.magnitude("sink", [2, 3]), explicit.magnitude("sink", [2, 3]), rtol=1e-10)
 
 
 def test_mismatched_labels_are_refused():
