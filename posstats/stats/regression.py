@@ -123,7 +123,7 @@ def position_basis(queries: ArrayLike, kind: str = "linear", df: int = 3) -> Bas
     InputError
         If the kind is unknown, ``df`` is below 2, or the queries are not distinct positions.
     DesignError
-        If there are too few queries, or they are too unevenly spread, for the basis to have full rank beside an intercept.
+        If the queries are too few, or too unevenly spread, for the basis to have full rank beside an intercept.
 
     Examples
     --------
