@@ -188,10 +188,6 @@ def _generator(seed: int, stream: int) -> np.random.Generator:
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(stream,)))
 
 
-def _with_bos(ids: np.ndarray, bos_id: int | None) -> np.ndarray:
-    return ids if bos_id is None else np.insert(ids, 0, bos_id, axis=1)
-
-
 def random_sequences(
     tokenizer: PreTrainedTokenizerBase,
     n: int = DEFAULT_SEQUENCES,
@@ -204,6 +200,7 @@ def random_sequences(
     """Sequences of independent tokens, drawn uniformly from the ordinary tokens of the vocabulary.
 
     Each sequence is its own document. Special, added and reserved tokens are never drawn (:func:`ordinary_tokens`).
+    With one seed, sequences with and without BOS differ at position 0 only.
 
     Parameters
     ----------
@@ -233,9 +230,11 @@ def random_sequences(
     _check_size(n, length, bos)
     bos_id, spelling = _choose_bos(tokenizer, bos, bos_token)
     ordinary = _ordinary_beside(tokenizer, bos_id)
-    drawn = _generator(seed, _RANDOM).choice(ordinary, size=(n, length - (bos_id is not None)))
+    ids = _generator(seed, _RANDOM).choice(ordinary, size=(n, length))
+    if bos_id is not None:
+        ids[:, 0] = bos_id
     source = f"iid tokens, uniform over the {len(ordinary)} ordinary tokens of the vocabulary"
-    return Sequences(_with_bos(drawn, bos_id), np.arange(n), source, bos_id, spelling, ordinary, seed)
+    return Sequences(ids, np.arange(n), source, bos_id, spelling, ordinary, seed)
 
 
 def repeat_sequences(
@@ -344,6 +343,8 @@ def text_sequences(
         visited += 1
         short += not crops.offer(label, np.asarray(tokens, dtype=np.int64))
     document, ids = crops.draw(n, name, short)
+    if bos_id is not None:
+        ids = np.insert(ids, 0, bos_id, axis=1)
 
     found = len(set(document))
     summary = f"{name}: random crops of {found} documents; {visited} of {len(texts)} texts were read"
@@ -356,6 +357,4 @@ def text_sequences(
             FewDocumentsWarning,
             stacklevel=2,
         )
-    return Sequences(
-        _with_bos(ids, bos_id), np.array(document), summary, bos_id, spelling, _ordinary_beside(tokenizer, bos_id), seed
-    )
+    return Sequences(ids, np.array(document), summary, bos_id, spelling, _ordinary_beside(tokenizer, bos_id), seed)
