@@ -1,3 +1,60 @@
-"""posstats: where absolute position comes from in decoder-only transformers with rotary embeddings."""
+"""posstats: where absolute position comes from in decoder-only transformers with rotary embeddings.
+
+Dump a model's attention once into a labelled HDF5 dataset, split log attention into mask and residual-stream terms,
+and read off leakage, shares, magnitudes and removal with cluster-bootstrap intervals.
+
+>>> import posstats as ps
+>>> ds = ps.simulate(n=30, length=64, seed=0).dataset
+>>> result = ps.shares(ds, octaves=False, n_resamples=200)
+>>> result.table.columns[:3].tolist()
+['condition', 'queries', 'term']
+
+Importing posstats does not import torch; only `load_model`, the `*_sequences` functions and `dump` do, when first used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from posstats.estimates import leakage, magnitude, removal, shares
+from posstats.labelled import decompose
+from posstats.positions import position_tests
+from posstats.rehearsal import simulate
+from posstats.store import open_dump
+
+if TYPE_CHECKING:
+    from posstats.dump.inputs import random_sequences, repeat_sequences, text_sequences
+    from posstats.dump.models import load_model
+    from posstats.dump.run import dump
 
 __version__ = "0.1.0"
+
+# The dump wing needs torch; its names are fetched when they are first used.
+_DUMP_WING = {
+    "dump": "posstats.dump.run",
+    "load_model": "posstats.dump.models",
+    "random_sequences": "posstats.dump.inputs",
+    "repeat_sequences": "posstats.dump.inputs",
+    "text_sequences": "posstats.dump.inputs",
+}
+
+__all__ = [
+    "decompose",
+    "dump",
+    "leakage",
+    "load_model",
+    "magnitude",
+    "open_dump",
+    "position_tests",
+    "random_sequences",
+    "removal",
+    "repeat_sequences",
+    "shares",
+    "simulate",
+    "text_sequences",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _DUMP_WING:
+        return getattr(import_module(_DUMP_WING[name]), name)
+    raise AttributeError(f"module 'posstats' has no attribute {name!r}")

@@ -6,7 +6,7 @@ import numpy as np
 import xarray as xr
 
 from posstats.errors import DesignError, InputError
-from posstats.stats.components import LayerField
+from posstats.stats.components import LayerField, document_sums
 from posstats.stats.terms import decompose as decompose_layer
 from posstats.stats.terms import lag_means, reference
 from posstats.vocabulary import LOG_ATTENTION, MINIMUM_DOCUMENTS, TERMS
@@ -170,14 +170,14 @@ def layer_fields(terms: xr.Dataset) -> Iterator[tuple[int, LayerField]]:
         yield (
             label,
             LayerField(
-                logit=logit + relative[:, None, :],
-                rest_share=rest_share,
-                rest=rest,
-                lag_mean=layer.lag_mean.transpose("sequence", "head", "lag").values,
+                logit=document_sums(logit + relative[:, None, :], codes),
+                rest_share=document_sums(rest_share, codes),
+                rest=document_sums(rest, codes),
+                lag_mean=document_sums(layer.lag_mean.transpose("sequence", "head", "lag").values, codes),
                 visible_keys=visible,
                 learned_sink=learned,
                 offsets=offsets,
-                document=codes,
+                sequences=np.bincount(codes).astype(np.float64),
             ),
         )
 

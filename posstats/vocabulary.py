@@ -35,8 +35,8 @@ CONDITIONS = {
     "bos=zero": "the embedding at position 0 is replaced by the zero vector",
     "bos=mean": "the embedding at position 0 is replaced by the mean embedding of the vocabulary",
     "bos=token:ID": "the embedding at position 0 is replaced by the embedding of token ID",
-    "bos=gaussian": "the embedding at position 0 is replaced by a seeded Gaussian vector with the mean and scale of the "
-    "embedding matrix",
+    "bos=gaussian": "the embedding at position 0 is replaced by a seeded Gaussian vector with the mean and scale of "
+    "the embedding matrix",
     "bos=none": "an ordinary token, different from sequence to sequence, stands at position 0 in BOS's place",
     "bos@P": "the BOS token is placed at position P > 0 and an ordinary token at position 0",
     "shift=K": "K is added to every position id (negative control)",
@@ -82,11 +82,9 @@ VARIABLES = {
     "log_denominator_rest": Variable(
         (*_BLOCK, "query"),
         "nats",
-        "log of the softmax denominator over keys j >= 1 (and the learned sink logit, if any); -inf where there are none",
+        "log of the softmax denominator over keys j >= 1 (and the learned sink logit, if any); -inf where none is",
     ),
-    "logit_sum_by_lag": Variable(
-        (*_BLOCK, "lag"), "nats", "sum over queries of s[i, i-lag] over visible keys j >= 1"
-    ),
+    "logit_sum_by_lag": Variable((*_BLOCK, "lag"), "nats", "sum over queries of s[i, i-lag] over visible keys j >= 1"),
     "learned_sink": Variable(
         ("layer", "head"), "nats", "learned sink logit of the head, -inf where the model has none"
     ),

@@ -9,10 +9,10 @@ from posstats.stats.components import (
     MAGNITUDE_COMPONENTS,
     SHARE_COMPONENTS,
     analysed_queries,
-    evaluate,
     magnitude_statistics,
     share_statistics,
 )
+from posstats.stats.evaluate import evaluate
 from tests import brute
 
 LENGTH = 20

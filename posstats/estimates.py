@@ -1,0 +1,380 @@
+"""Leakage, shares, magnitudes and removal: what a notebook calls (docs/method.md, sections 3, 4 and 6)."""
+
+import warnings
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+
+from posstats.errors import DesignError, FewDocumentsWarning, InputError
+from posstats.labelled import as_terms, check_offsets_visible, document_codes, select_condition
+from posstats.pooling import Bin, Estimate, Inference, estimates
+from posstats.results import LeakageResult, MagnitudeResult, RemovalResult, ShareResult
+from posstats.stats.components import (
+    MAGNITUDE_COMPONENTS,
+    SHARE_COMPONENTS,
+    analysed_queries,
+    magnitude_statistics,
+    octave_bins,
+    share_statistics,
+)
+from posstats.stats.multiplicity import adjust as adjust_p
+from posstats.stats.resample import DEFAULT_METHOD
+from posstats.stats.terms import Array
+from posstats.vocabulary import BASELINE, FEW_DOCUMENTS, RESIDUAL, RESIDUAL_TERMS, TERMS
+
+#: Early queries, where the paper looks at BOS replacement.
+EARLY = (2, 16)
+_SHARE_TERMS = (*TERMS, RESIDUAL)
+_RESIDUAL_COLUMNS = [SHARE_COMPONENTS.index(name) for name in RESIDUAL_TERMS]
+
+
+def leakage(
+    data: xr.Dataset,
+    *,
+    by: Sequence[str] = (),
+    octaves: bool = True,
+    offsets: Sequence[int] | None = None,
+    level: float = 0.95,
+    method: str = DEFAULT_METHOD,
+    n_resamples: int = 2000,
+    n_permutations: int = 9999,
+    seed: int = 0,
+    adjust: str = "bh",
+) -> LeakageResult:
+    """How much absolute position log attention carries.
+
+    ``C(y, y)`` with y the log attention at a fixed offset, centred over the analysed queries: the mean over queries of
+    the mean product of two sequences from different documents, summed over offsets. Content noise of a sequence does
+    not enter, so the expectation is 0 where position does not matter.
+
+    Parameters
+    ----------
+    data : xarray.Dataset
+        Terms (:func:`posstats.decompose`) or a dump; every condition in it is estimated.
+    by : sequence of {"layer", "head"}
+        Dimensions kept apart; the others are summed over.
+    octaves : bool
+        Whether to add octave bins of queries to the headline bin "all" (``max offset < i < T - 1``).
+    offsets : sequence of int, optional
+        Offsets summed over; all of `data` if not given.
+    level, method, n_resamples, n_permutations, seed
+        See :class:`posstats.pooling.Inference`. The resampling unit is the document.
+    adjust : {"bh", "by", "holm"}
+        Adjustment over the family of all rows of one condition and bin.
+
+    Returns
+    -------
+    LeakageResult
+
+    Raises
+    ------
+    DesignError
+        With fewer than 5 documents, or no analysed query.
+    InputError
+        For an option that is not allowed.
+    NumericalError
+        If the dump holds values that are not finite.
+
+    Warns
+    -----
+    FewDocumentsWarning
+        With fewer than 24 documents.
+
+    Examples
+    --------
+    >>> import posstats as ps
+    >>> result = ps.leakage(ps.simulate(n=30, length=64, seed=0).dataset, octaves=False, n_resamples=200)
+    >>> bool(result.table.p.iloc[0] < 0.05)
+    True
+    """
+    inference = Inference(level, method, n_resamples, n_permutations, seed)
+    terms, notes, settings = prepare(data, offsets, adjust)
+    rows = []
+    for condition, one in _conditions(terms):
+        bins = _share_bins(one, octaves)
+        for cell in estimates([one], share_statistics, _leakage, bins=bins, by=by, inference=inference):
+            rows.append(_row(condition, cell, 0) | {"p": cell.leakage_p})
+    table = adjusted(pd.DataFrame(rows), ["condition", "queries"], adjust, {"p": "q"})
+    return LeakageResult(table, settings | inference.settings(), notes)
+
+
+def shares(
+    data: xr.Dataset,
+    *,
+    by: Sequence[str] = (),
+    octaves: bool = True,
+    offsets: Sequence[int] | None = None,
+    level: float = 0.95,
+    method: str = DEFAULT_METHOD,
+    n_resamples: int = 2000,
+    n_permutations: int = 9999,
+    seed: int = 0,
+    adjust: str = "bh",
+) -> ShareResult:
+    """Whose the absolute position is: each term's share of leakage.
+
+    ``C(term, y) / C(y, y)``. For additive terms this is the Shapley (LMG) allocation of the variance: the shares sum
+    to 1 and can be negative. Pooled over heads and layers as a ratio of sums. A share is reported only where leakage
+    is significant (q < 1 - level in its family).
+
+    Parameters
+    ----------
+    data, by, octaves, offsets, level, method, n_resamples, n_permutations, seed, adjust
+        As in :func:`leakage`.
+
+    Returns
+    -------
+    ShareResult
+        Terms `relative` (0 by construction), `mask`, `sink`, `logit_drift`, `denominator_drift`, and `residual`, the
+        sum of the last three.
+
+    Raises
+    ------
+    DesignError, InputError, NumericalError
+        As :func:`leakage`.
+
+    Examples
+    --------
+    >>> import posstats as ps
+    >>> result = ps.shares(ps.simulate(n=30, length=64, seed=0).dataset, octaves=False, n_resamples=200)
+    >>> sums = result.table[result.table.term.isin(["mask", "residual"])].estimate.sum()
+    >>> abs(float(sums) - 1) < 1e-6
+    True
+    """
+    inference = Inference(level, method, n_resamples, n_permutations, seed)
+    terms, notes, settings = prepare(data, offsets, adjust)
+    rows = []
+    for condition, one in _conditions(terms):
+        bins = _share_bins(one, octaves)
+        for cell in estimates([one], share_statistics, _shares, bins=bins, by=by, inference=inference):
+            for k, term in enumerate(_SHARE_TERMS):
+                row = _row(condition, cell, k + 1) | {"term": term, "p": cell.interval.p[k + 1]}
+                rows.append(row | {"leakage": cell.interval.estimate[0], "leakage_p": cell.leakage_p})
+    table = pd.DataFrame(rows)
+    table = adjusted(table, ["condition", "queries", "term"], adjust, {"leakage_p": "leakage_q"})
+    weak = ~(table.leakage_q < 1 - level) | ~(table.leakage > 0)
+    table.loc[weak, ["estimate", "se", "low", "high", "p"]] = np.nan
+    # The share of `relative` is 0 by construction, not by estimation: there is nothing to test.
+    table.loc[table.term == "relative", "p"] = np.nan
+    table = adjusted(table, ["condition", "queries", "term"], adjust, {"p": "q"})
+    table["note"] = np.where(weak, "withheld: leakage is not significant", "")
+    return ShareResult(_ordered(table.drop(columns="leakage_p")), settings | inference.settings(), notes)
+
+
+def magnitude(
+    data: xr.Dataset,
+    *,
+    by: Sequence[str] = (),
+    offsets: Sequence[int] | None = None,
+    level: float = 0.95,
+    method: str = DEFAULT_METHOD,
+    n_resamples: int = 2000,
+    seed: int = 0,
+) -> MagnitudeResult:
+    """How far each term is from its long-context value, by octave of the query.
+
+    The pair product of ``t[i,d] - mean_{i >= T/2} t[i,d]``, averaged over the queries of the bin and over the offsets
+    that exist for all of them, summed over the pooled heads and layers.
+
+    Parameters
+    ----------
+    data, by, offsets, level, method, n_resamples, seed
+        As in :func:`leakage`.
+
+    Returns
+    -------
+    MagnitudeResult
+        Terms `log_attention`, `mask`, `sink`, `logit_drift`, `denominator_drift` and `residual`, in nats squared; bins
+        are the octaves and the early queries ``[2, 16)``.
+
+    Raises
+    ------
+    DesignError, InputError, NumericalError
+        As :func:`leakage`.
+
+    Examples
+    --------
+    >>> import posstats as ps
+    >>> result = ps.magnitude(ps.simulate(n=30, length=64, seed=0).dataset, n_resamples=200)
+    >>> result.table.queries.unique().tolist()
+    ['[2, 4)', '[4, 8)', '[8, 16)', '[16, 32)', '[32, 63)', '[2, 16)']
+    """
+    inference = Inference(level, method, n_resamples, 1, seed)
+    terms, notes, settings = prepare(data, offsets, None)
+    rows = []
+    for condition, one in _conditions(terms):
+        bins = _magnitude_bins(one)
+        for cell in estimates([one], magnitude_statistics, _magnitudes, bins=bins, by=by, inference=inference):
+            for k, term in enumerate(MAGNITUDE_COMPONENTS):
+                rows.append(_row(condition, cell, k) | {"term": term})
+    return MagnitudeResult(_ordered(pd.DataFrame(rows)), settings | inference.settings(), notes)
+
+
+def removal(
+    data: xr.Dataset,
+    condition: str | Sequence[str],
+    *,
+    baseline: str = BASELINE,
+    by: Sequence[str] = (),
+    offsets: Sequence[int] | None = None,
+    level: float = 0.95,
+    method: str = DEFAULT_METHOD,
+    n_resamples: int = 2000,
+    seed: int = 0,
+    adjust: str = "bh",
+) -> RemovalResult:
+    """How much of the residual-stream magnitude a condition removes.
+
+    ``1 - magnitude_residual(condition) / magnitude_residual(baseline)``, a ratio of sums over the pooled heads and
+    layers; paired, the same documents are resampled in both. Negative where the condition adds.
+
+    Parameters
+    ----------
+    data : xarray.Dataset
+        A dump or terms that hold both conditions.
+    condition : str or sequence of str
+        One or several conditions, such as "bos=mean".
+    baseline : str
+        Condition compared with.
+    by, offsets, level, method, n_resamples, seed, adjust
+        As in :func:`leakage`.
+
+    Returns
+    -------
+    RemovalResult
+        By octave and for the early queries ``[2, 16)``.
+
+    Raises
+    ------
+    DesignError, InputError, NumericalError
+        As :func:`leakage`.
+
+    Examples
+    --------
+    >>> import posstats as ps
+    >>> ds = ps.simulate(n=30, length=64, conditions=["baseline", "bos=mean"], seed=0).dataset
+    >>> result = ps.removal(ds, "bos=mean", n_resamples=200)
+    >>> bool((result.table.low <= result.table.estimate).all())
+    True
+    """
+    inference = Inference(level, method, n_resamples, 1, seed)
+    terms, notes, settings = prepare(data, offsets, adjust)
+    reference = select_condition(terms, baseline)
+    rows = []
+    for name in [condition] if isinstance(condition, str) else condition:
+        if name == baseline:
+            raise InputError(f"Removal compares a condition with {baseline!r}; it cannot be {baseline!r} itself.")
+        pair = [select_condition(terms, name), reference]
+        bins = _magnitude_bins(reference)
+        for cell in estimates(pair, magnitude_statistics, _removal, bins=bins, by=by, inference=inference):
+            values = cell.interval.estimate
+            rows.append(
+                _row(name, cell, 0) | {"p": cell.interval.p[0], "magnitude": values[1], "baseline_magnitude": values[2]}
+            )
+    table = adjusted(pd.DataFrame(rows), ["condition", "queries"], adjust, {"p": "q"})
+    return RemovalResult(_ordered(table), settings | inference.settings() | {"baseline": baseline}, notes)
+
+
+def _leakage(sums: Array) -> Array:
+    return sums[..., 0, :1]
+
+
+def _shares(sums: Array) -> Array:
+    """Leakage, then the shares of the five terms and of the residual."""
+    parts = sums[..., 0, :]
+    total = parts[..., :1]
+    with np.errstate(divide="ignore", invalid="ignore"):  # no leakage at all: the share is undefined, NaN
+        share = np.where(total != 0, parts[..., 1:] / total, np.nan)
+    residual = share[..., [k - 1 for k in _RESIDUAL_COLUMNS]].sum(axis=-1, keepdims=True)
+    return np.concatenate([total, np.zeros_like(total), share, residual], axis=-1)
+
+
+def _magnitudes(sums: Array) -> Array:
+    return sums[..., 0, :]
+
+
+def _removal(sums: Array) -> Array:
+    residual = sums[..., MAGNITUDE_COMPONENTS.index(RESIDUAL)]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        removed = np.where(residual[..., 1] != 0, 1 - residual[..., 0] / residual[..., 1], np.nan)
+    return np.concatenate([removed[..., None], residual], axis=-1)
+
+
+def prepare(
+    data: xr.Dataset, offsets: Sequence[int] | None, adjust: str | None
+) -> tuple[xr.Dataset, tuple[str, ...], dict[str, object]]:
+    """Terms, notes and settings shared by all estimates; every check that needs no computation happens here."""
+    if adjust is not None:
+        adjust_p([], adjust)
+    terms = as_terms(data, offsets)
+    check_offsets_visible(terms)
+    _, n_documents = document_codes(terms)
+    notes: tuple[str, ...] = ()
+    if n_documents < FEW_DOCUMENTS:
+        notes = (f"only {n_documents} documents: intervals are reliable from {FEW_DOCUMENTS} documents on",)
+        warnings.warn(notes[0], FewDocumentsWarning, stacklevel=3)
+    settings: dict[str, object] = {
+        "n_documents": n_documents,
+        "n_sequences": terms.sizes["sequence"],
+        "offsets": tuple(terms.offset.values.tolist()),
+    }
+    if adjust is not None:
+        settings["adjustment"] = adjust
+    return terms, notes, settings
+
+
+def _conditions(terms: xr.Dataset) -> list[tuple[str, xr.Dataset]]:
+    return [(str(name), select_condition(terms, name)) for name in np.atleast_1d(terms.condition.values)]
+
+
+def _share_bins(terms: xr.Dataset, octaves: bool) -> list[Bin]:
+    offsets = terms.offset.values
+    length = terms.sizes["query"]
+    bins = [Bin("all", analysed_queries(length, offsets), offsets)]
+    return bins + _octaves(length, offsets) if octaves else bins
+
+
+def _magnitude_bins(terms: xr.Dataset) -> list[Bin]:
+    length = terms.sizes["query"]
+    # An offset must exist at every late query too, since their mean is subtracted.
+    offsets = terms.offset.values[terms.offset.values < (length + 1) // 2]
+    bins = _octaves(length, offsets)
+    early = Bin(f"[{EARLY[0]}, {EARLY[1]})", np.arange(*EARLY), offsets[offsets < EARLY[0]])
+    if length - 1 >= EARLY[1] and len(early.offsets):
+        bins.append(early)
+    if not bins:
+        raise DesignError(f"No offset exists for every query of any octave of {length} tokens; record offset 0 or 1.")
+    return bins
+
+
+def _octaves(length: int, offsets: np.ndarray) -> list[Bin]:
+    bins = [Bin(f"[{low}, {high})", np.arange(low, high), offsets[offsets < low]) for low, high in octave_bins(length)]
+    return [one for one in bins if len(one.offsets)]
+
+
+def _row(condition: str, cell: Estimate, value: int) -> dict[str, object]:
+    x = cell.interval
+    return {
+        "condition": condition,
+        **cell.key,
+        "queries": cell.bin.label,
+        "estimate": x.estimate[value],
+        "se": x.se[value],
+        "low": x.low[value],
+        "high": x.high[value],
+    }
+
+
+def adjusted(table: pd.DataFrame, family: list[str], method: str, columns: dict[str, str]) -> pd.DataFrame:
+    """Add q columns, adjusted within each family of rows."""
+    for p, q in columns.items():
+        table[q] = table.groupby(family, sort=False)[p].transform(lambda x: adjust_p(x.to_numpy(float), method).q)
+    return table
+
+
+def _ordered(table: pd.DataFrame) -> pd.DataFrame:
+    """Key columns first."""
+    first = [name for name in ("condition", "layer", "head", "queries", "term") if name in table]
+    return table[first + [name for name in table if name not in first]]

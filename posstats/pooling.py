@@ -1,0 +1,277 @@
+"""Sum components over heads and layers, then turn them into intervals: one pass over the layers of any dataset.
+
+Only per-document statistics of one layer are alive at a time. Components of a head are added to every group the head
+belongs to (a layer, a head, the model); the estimand, a function of the sums, is applied when a group is complete.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import xarray as xr
+
+from posstats.errors import DesignError, InputError
+from posstats.labelled import document_codes, layer_fields
+from posstats.stats.components import LayerField, Statistics
+from posstats.stats.evaluate import evaluate
+from posstats.stats.resample import (
+    DEFAULT_METHOD,
+    Interval,
+    check_interval_options,
+    document_weights,
+    interval,
+    jackknife_error,
+    random_signs,
+    replicate_blocks,
+    sign_flip_test,
+)
+from posstats.stats.terms import Array
+
+StatisticsKernel = Callable[[LayerField, np.ndarray, np.ndarray], Statistics]
+#: Components summed over a group, shape (..., source, component) -> values of the estimand, shape (..., value).
+Estimand = Callable[[Array], Array]
+
+
+@dataclass(frozen=True, slots=True)
+class Inference:
+    """How estimates are resampled and tested.
+
+    Attributes
+    ----------
+    level : float
+        Confidence level.
+    method : str
+        Interval method, one of :data:`posstats.stats.resample.INTERVAL_METHODS`.
+    n_resamples : int
+        Bootstrap replicates.
+    n_permutations : int
+        Sign flips of the leakage test.
+    seed : int
+        One seed gives one result.
+    """
+
+    level: float = 0.95
+    method: str = DEFAULT_METHOD
+    n_resamples: int = 2000
+    n_permutations: int = 9999
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_interval_options(self.method, self.level)
+        for name in ("n_resamples", "n_permutations"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} must be at least 1, not {getattr(self, name)}.")
+        if self.seed < 0:
+            raise InputError(f"seed must not be negative, not {self.seed}.")
+
+    def settings(self) -> dict[str, object]:
+        """What a result says about its intervals."""
+        return {
+            "level": self.level,
+            "interval": self.method,
+            "n_resamples": self.n_resamples,
+            "seed": self.seed,
+            "resampling_unit": "document",
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Bin:
+    """Queries analysed together and the offsets that exist for every one of them."""
+
+    label: str
+    queries: np.ndarray
+    offsets: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """One group and bin: which layer and head (absent where pooled), the interval, and the test of leakage.
+
+    Attributes
+    ----------
+    key : dict
+        "layer" and/or "head" -> label.
+    bin : Bin
+    interval : Interval
+        One element per value of the estimand.
+    leakage_p : float
+        Sign-flip p-value of "log attention of the first source carries no absolute position here".
+    """
+
+    key: dict[str, int]
+    bin: Bin
+    interval: Interval
+    leakage_p: float
+
+
+def check_by(by: Sequence[str]) -> tuple[str, ...]:
+    """Validate grouping dimensions: a subset of layer and head, in that order."""
+    by = (by,) if isinstance(by, str) else tuple(by)
+    unknown = sorted(set(by) - {"layer", "head"})
+    if unknown:
+        raise InputError(f"Cannot group by {', '.join(unknown)}; by= takes any of 'layer' and 'head'.")
+    return tuple(dim for dim in ("layer", "head") if dim in by)
+
+
+@dataclass(slots=True)
+class _Sums:
+    """Components of one group, summed over its heads."""
+
+    estimate: Array
+    left_out: Array
+    replicates: Array
+    replicates_left_out: Array
+    gram: Array
+
+
+def estimates(
+    sources: Sequence[xr.Dataset],
+    kernel: StatisticsKernel,
+    estimand: Estimand,
+    *,
+    bins: Sequence[Bin],
+    by: Sequence[str] = (),
+    inference: Inference,
+    nulls: float = 0.0,
+) -> Iterator[Estimate]:
+    """Estimates with intervals for every group and bin.
+
+    Parameters
+    ----------
+    sources : sequence of xarray.Dataset
+        Terms of a single condition each; several are paired: the same documents are resampled in all of them.
+    kernel : callable
+        Sufficient statistics of one layer (share or magnitude).
+    estimand : callable
+        From component sums (..., source, component) to values (..., value).
+    bins : sequence of Bin
+    by : sequence of str
+        Dimensions kept apart; the others are summed over before the estimand is applied.
+    inference : Inference
+    nulls : float
+        Value of the estimand under the null of its test.
+
+    Yields
+    ------
+    Estimate
+        Per group, then per bin.
+    """
+    by = check_by(by)
+    _check_paired(sources)
+    _, n_documents = document_codes(sources[0])
+    weights = document_weights(n_documents, inference.n_resamples, inference.seed)
+    signs = random_signs(n_documents, inference.n_permutations, inference.seed)
+    head_labels = sources[0]["head"].values.tolist()
+    groups: dict[tuple[tuple[str, int], ...], list[_Sums]] = {}
+
+    def finish() -> Iterator[Estimate]:
+        for key in sorted(groups):
+            for one_bin, sums in zip(bins, groups[key], strict=True):
+                yield Estimate(
+                    dict(key), one_bin, _interval(sums, estimand, weights, inference, nulls),
+                    float(sign_flip_test(sums.gram, signs)),
+                )  # fmt: skip
+        groups.clear()
+
+    for labelled in zip(*(layer_fields(source) for source in sources), strict=True):
+        layer = labelled[0][0]
+        evaluated = [
+            _evaluate_layer([kernel(one, b.queries, b.offsets) for b in bins], weights, inference)
+            for _, one in labelled
+        ]
+        for h, head in enumerate(head_labels):
+            labels = {"layer": layer, "head": head}
+            key = tuple((dim, labels[dim]) for dim in by)
+            parts = [[source[b].at(h) for source in evaluated] for b in range(len(bins))]
+            if key in groups:
+                for total, part in zip(groups[key], parts, strict=True):
+                    _add(total, _stack(part))
+            else:
+                groups[key] = [_stack(part) for part in parts]
+        if "layer" in by:
+            yield from finish()
+    yield from finish()
+
+
+def _check_paired(sources: Sequence[xr.Dataset]) -> None:
+    first = sources[0]
+    for other in sources[1:]:
+        for name in ("document", "sequence", "layer", "head", "query", "offset"):
+            if first[name].shape != other[name].shape or not (first[name].values == other[name].values).all():
+                raise DesignError(
+                    f"A paired contrast needs the same {name} labels on both sides, and these differ. Dump both "
+                    "conditions of the same sequences with the same offsets."
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class _Evaluated:
+    """Components of one layer and bin: at the estimate and at every replicate."""
+
+    estimate: Array  # (head, component)
+    left_out: Array  # (document, head, component)
+    replicates: Array  # (replicate, head, component)
+    replicates_left_out: Array  # (replicate, document, head, component), no documents unless studentized
+    gram: Array  # (head, document, document)
+
+    def at(self, h: int) -> tuple[Array, Array, Array, Array, Array]:
+        left = self.replicates_left_out[:, :, h]
+        return self.estimate[h], self.left_out[:, h], self.replicates[:, h], left, self.gram[h]
+
+
+def _evaluate_layer(stats: list[Statistics], weights: Array, inference: Inference) -> list[_Evaluated]:
+    n_documents = weights.shape[1]
+    at_ones = evaluate(stats, np.ones((1, n_documents)), left_out=True)
+    studentized = inference.method == "studentized"
+    n_values = sum(one.gram.shape[0] * one.gram.shape[1] for one in stats)
+    blocks = [
+        evaluate(stats, weights[block], left_out=studentized)
+        for block in replicate_blocks(len(weights), n_documents if studentized else 1, n_values)
+    ]
+    return [
+        _Evaluated(
+            estimate=ones.value[0],
+            left_out=ones.left_out[0],
+            replicates=np.concatenate([block[b].value for block in blocks]),
+            replicates_left_out=np.concatenate([block[b].left_out for block in blocks]),
+            gram=one.gram[:, 0],
+        )
+        for b, (one, ones) in enumerate(zip(stats, at_ones, strict=True))
+    ]
+
+
+def _stack(parts: Sequence[tuple[Array, Array, Array, Array, Array]]) -> _Sums:
+    """Components of several sources side by side: (..., source, component)."""
+    estimate, left_out, replicates, left, gram = zip(*parts, strict=True)
+    return _Sums(
+        estimate=np.stack(estimate, axis=-2),
+        left_out=np.stack(left_out, axis=-2),
+        replicates=np.stack(replicates, axis=-2),
+        replicates_left_out=np.stack(left, axis=-2),
+        gram=gram[0].copy(),
+    )
+
+
+def _add(total: _Sums, part: _Sums) -> None:
+    total.estimate += part.estimate
+    total.left_out += part.left_out
+    total.replicates += part.replicates
+    total.gram += part.gram
+    total.replicates_left_out += part.replicates_left_out
+
+
+def _interval(sums: _Sums, estimand: Estimand, weights: Array, inference: Inference, null: float) -> Interval:
+    error = None
+    if inference.method == "studentized":
+        left = np.moveaxis(estimand(sums.replicates_left_out), 1, -1)  # (replicate, value, document)
+        error = jackknife_error(left, weights[:, None, :])
+    return interval(
+        estimand(sums.estimate),
+        estimand(sums.left_out),
+        estimand(sums.replicates),
+        error,
+        method=inference.method,
+        level=inference.level,
+        null=null,
+    )
