@@ -35,9 +35,9 @@ class Sequences:
     Attributes
     ----------
     ids : ndarray of int64, shape (sequence, query)
-        Token ids, exactly as they will be fed. Read-only.
+        Token ids, exactly as they will be fed.
     document : ndarray, shape (sequence,)
-        Label of the document of each sequence, the resampling unit of every interval: strings or integers. Read-only.
+        Label of the document of each sequence, the resampling unit of every interval: strings or integers.
     source : str
         One line on where the sequences come from and what was left out.
     bos_id : int or None
@@ -46,7 +46,7 @@ class Sequences:
         Its spelling; empty where there is none.
     ordinary : ndarray of int64, shape (token,)
         Ids of the ordinary tokens of the vocabulary: no special, added or reserved one. The conditions ``bos=none``
-        and ``bos@P`` draw from them. Read-only.
+        and ``bos@P`` draw from them.
     seed : int or None
         The seed the sequences were drawn with; None where nothing was drawn.
 
@@ -88,9 +88,7 @@ class Sequences:
         elif document.dtype.kind != "U":
             document = document.astype(str)
         for name, array in (("ids", ids), ("document", document), ("ordinary", np.asarray(self.ordinary))):
-            array = array.astype(np.int64) if name != "document" else array.copy()
-            array.flags.writeable = False
-            object.__setattr__(self, name, array)
+            object.__setattr__(self, name, array.astype(np.int64) if name != "document" else array)
 
     @property
     def count(self) -> int:

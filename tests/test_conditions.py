@@ -1,0 +1,173 @@
+import numpy as np
+import pytest
+import torch
+
+from posstats.dump.conditions import NO_TOKEN, Condition, apply, fed_tokens, parse_condition, parse_conditions
+from posstats.dump.inputs import random_sequences
+from posstats.dump.models import embed
+from posstats.errors import InputError
+from posstats.vocabulary import CONDITIONS
+from tests import tiny
+
+T = 12
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny.build("llama", dtype="float64")
+
+
+@pytest.fixture(scope="module")
+def seqs():
+    return random_sequences(tiny.tokenizer(), n=9, length=T, seed=1)
+
+
+@pytest.fixture(scope="module")
+def without():
+    return random_sequences(tiny.tokenizer(), n=9, length=T, seed=1, bos=False)
+
+
+def feed(text, seqs, model, **options):
+    return apply(parse_condition(text), seqs, model, **options)
+
+
+def batch(text, seqs, model, rows=slice(None), **options):
+    embeddings, positions = feed(text, seqs, model, **options).batch(model, rows)
+    return embeddings.numpy(), positions.numpy()
+
+
+class TestParsing:
+    def test_every_documented_spelling(self):
+        for spelling in CONDITIONS:
+            text = spelling.replace("ID", "7").replace("@P", "@3").replace("K", "64")
+            assert parse_condition(text).name == text
+
+    @pytest.mark.parametrize(
+        ("text", "expected"),
+        [
+            (" shift=010 ", Condition("shift=10", "shift", 10)),
+            ("bos=token:0", Condition("bos=token:0", "token", 0)),
+            ("bos@5", Condition("bos@5", "at", 5)),
+        ],
+    )
+    def test_canonical(self, text, expected):
+        assert parse_condition(text) == expected
+
+    @pytest.mark.parametrize(
+        "text",
+        ["", "bos", "bos=", "bos@0", "bos@-1", "shift=0", "shift=-3", "shift=x", "bos=token:", "Repeat"],
+    )
+    def test_unknown(self, text):
+        with pytest.raises(InputError, match=r"there is no condition .*; the conditions are baseline, bos=zero"):
+            parse_condition(text)
+
+    def test_several(self):
+        assert [c.kind for c in parse_conditions(["baseline", "bos=mean"])] == ["baseline", "mean"]
+        assert [c.kind for c in parse_conditions("baseline")] == ["baseline"]
+        with pytest.raises(InputError, match="given twice: shift=1"):
+            parse_conditions(["shift=1", "baseline", "shift=01"])
+        with pytest.raises(InputError, match="at least one"):
+            parse_conditions([])
+
+
+class TestTokens:
+    def test_baseline_and_shift_feed_the_sequences(self, seqs):
+        for text in ("baseline", "shift=5"):
+            np.testing.assert_array_equal(fed_tokens(parse_condition(text), seqs), seqs.ids)
+
+    @pytest.mark.parametrize("text", ["bos=zero", "bos=mean", "bos=gaussian", "bos=token:7", "bos=none"])
+    def test_only_position_0_is_replaced(self, text, seqs):
+        ids = fed_tokens(parse_condition(text), seqs)
+        np.testing.assert_array_equal(ids[:, 1:], seqs.ids[:, 1:])
+        assert (ids[:, 0] != seqs.bos_id).all()
+        if text in ("bos=zero", "bos=mean", "bos=gaussian"):
+            assert (ids[:, 0] == NO_TOKEN).all()
+
+    def test_bos_none_puts_different_ordinary_tokens(self, seqs):
+        first = fed_tokens(parse_condition("bos=none"), seqs)[:, 0]
+        assert len(set(first)) == seqs.count
+        assert np.isin(first, seqs.ordinary).all()
+        assert (fed_tokens(parse_condition("bos=none"), seqs, seed=1)[:, 0] != first).any()
+
+    def test_bos_at(self, seqs):
+        ids, none = fed_tokens(parse_condition("bos@4"), seqs), fed_tokens(parse_condition("bos=none"), seqs)
+        assert (ids[:, 4] == seqs.bos_id).all()
+        keep = np.arange(T) != 4
+        np.testing.assert_array_equal(ids[:, keep], none[:, keep])
+        assert (ids == seqs.bos_id).sum() == seqs.count
+        with pytest.raises(InputError, match="below the length of 12"):
+            fed_tokens(parse_condition("bos@12"), seqs)
+
+    def test_repeat_uses_the_first_ordinary_token(self, seqs, without):
+        np.testing.assert_array_equal(
+            fed_tokens(parse_condition("repeat"), seqs), np.repeat(seqs.ids[:, 1:2], T, axis=1)
+        )
+        np.testing.assert_array_equal(
+            fed_tokens(parse_condition("repeat"), without), np.repeat(without.ids[:, :1], T, axis=1)
+        )
+
+    @pytest.mark.parametrize("text", ["bos=zero", "bos=mean", "bos=gaussian", "bos=token:7", "bos=none", "bos@3"])
+    def test_without_bos_there_is_nothing_to_replace(self, text, without):
+        with pytest.raises(InputError, match="have none in their ids"):
+            fed_tokens(parse_condition(text), without)
+
+    def test_too_few_ordinary_tokens(self):
+        many = random_sequences(tiny.tokenizer(), n=95, length=T)
+        with pytest.raises(InputError, match="different ordinary token for each of the 95 sequences"):
+            fed_tokens(parse_condition("bos=none"), many)
+
+
+class TestEmbeddings:
+    def test_baseline(self, seqs, model):
+        embeddings, positions = batch("baseline", seqs, model)
+        np.testing.assert_array_equal(embeddings, embed(model, torch.as_tensor(seqs.ids)).numpy())
+        np.testing.assert_array_equal(positions, np.tile(np.arange(T), (9, 1)))
+
+    def test_shift(self, seqs, model):
+        embeddings, positions = batch("shift=64", seqs, model)
+        np.testing.assert_array_equal(embeddings, batch("baseline", seqs, model)[0])
+        np.testing.assert_array_equal(positions, np.tile(np.arange(T) + 64, (9, 1)))
+
+    def test_replacements(self, seqs, model):
+        matrix = model.get_input_embeddings().weight.detach().numpy()
+        baseline = batch("baseline", seqs, model)[0]
+        for text, expected in (
+            ("bos=zero", np.zeros(48)),
+            ("bos=mean", matrix.mean(0)),
+            ("bos=token:7", matrix[7]),
+        ):
+            embeddings = batch(text, seqs, model)[0]
+            np.testing.assert_allclose(embeddings[:, 0], np.tile(expected, (9, 1)), rtol=0, atol=1e-15)
+            np.testing.assert_array_equal(embeddings[:, 1:], baseline[:, 1:])
+
+    def test_gaussian_has_the_moments_of_the_embedding(self, model):
+        many = random_sequences(tiny.tokenizer(), n=1500, length=3)
+        matrix = model.get_input_embeddings().weight.detach().numpy()
+        drawn = batch("bos=gaussian", many, model)[0][:, 0]
+        z = (drawn.mean(0) - matrix.mean(0)) / (matrix.std(0) / np.sqrt(1500))
+        assert abs(z).max() < 4.5
+        np.testing.assert_allclose(drawn.std(0), matrix.std(0), rtol=0.1)
+        assert abs(np.corrcoef(drawn.T)[np.triu_indices(48, 1)]).max() < 0.15
+
+    def test_draws_depend_on_the_seed_alone(self, seqs, model):
+        whole = batch("bos=gaussian", seqs, model, seed=3)[0]
+        np.testing.assert_array_equal(batch("bos=gaussian", seqs, model, slice(4, 6), seed=3)[0], whole[4:6])
+        few = random_sequences(tiny.tokenizer(), n=4, length=T, seed=1)
+        np.testing.assert_array_equal(batch("bos=gaussian", few, model, seed=3)[0][:, 0], whole[:4, 0])
+        assert (batch("bos=gaussian", seqs, model, seed=4)[0][:, 0] != whole[:, 0]).all()
+
+    @pytest.mark.parametrize("family", ["gemma3", "gemma2"])
+    def test_units_are_those_of_the_embedding_modules_output(self, seqs, family):
+        model = tiny.build(family, dtype="float64")
+        matrix = embed(model, torch.arange(97)[None])[0].numpy()
+        np.testing.assert_allclose(batch("bos=mean", seqs, model)[0][0, 0], matrix.mean(0), atol=1e-12)
+        np.testing.assert_array_equal(batch("bos=token:7", seqs, model)[0][0, 0], matrix[7])
+
+    def test_dtype_is_the_models(self, seqs):
+        model = tiny.build("llama", dtype="bfloat16")
+        embeddings, _ = feed("bos=gaussian", seqs, model).batch(model, slice(0, 2))
+        assert embeddings.dtype == torch.bfloat16
+
+    def test_token_outside_the_vocabulary(self, seqs, model):
+        with pytest.raises(InputError, match="token id 97 is not in the model's vocabulary of 97 tokens"):
+            feed("bos=token:97", seqs, model)
