@@ -154,7 +154,7 @@ def layer_fields(terms: xr.Dataset) -> Iterator[tuple[int, LayerField]]:
     codes, _ = document_codes(terms)
     offsets = terms.offset.values.astype(np.int64)
     for index, label in enumerate(terms.layer.values.tolist()):
-        layer = terms.isel(layer=index).load() if terms.chunks else terms.isel(layer=index)
+        layer = terms.isel(layer=index).compute()
         visible = layer.visible_keys.values.astype(np.int64)
         learned = layer.learned_sink.values.astype(np.float64)
         # The reference these terms were built with; every replicate puts its own in its place.
