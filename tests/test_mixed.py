@@ -111,7 +111,7 @@ def test_simulation_bias_and_coverage():
     """Variances unbiased, intervals cover, and heads taken for independent would not."""
     rng = np.random.default_rng(4)
     fits, naive = [], []
-    for _ in range(160):
+    for _ in range(120):
         y, layers = simulate(rng, n_layers=8, n_heads=5)
         fits.append(fit_mixed(y, layers))
         naive.append(stats.ttest_1samp(y, 0.3).pvalue > 0.05)
@@ -120,7 +120,7 @@ def test_simulation_bias_and_coverage():
     for values, truth in ((layer_variance, 0.04), (head_variance, 0.01)):
         assert abs(values.mean() - truth) < 3.5 * values.std() / np.sqrt(len(values))
     covered = np.mean([fit.interval()[0][0] <= 0.3 <= fit.interval()[1][0] for fit in fits])
-    assert abs(covered - 0.95) < 3.5 * np.sqrt(0.95 * 0.05 / 160)
+    assert abs(covered - 0.95) < 3.5 * np.sqrt(0.95 * 0.05 / 120)
     assert np.mean(naive) < 0.85
     assert all(fit.converged for fit in fits)
 
@@ -129,13 +129,13 @@ def test_errors_that_all_heads_share_need_the_whole_sampling_covariance():
     rng = np.random.default_rng(5)
     shared = np.full((60, 60), 0.05) + 0.01 * np.eye(60)
     covered = {"whole": [], "diagonal": []}
-    for _ in range(80):
+    for _ in range(60):
         y, layers = simulate(rng, n_layers=10, n_heads=6, layer_sd=0.1)
         y = y + np.sqrt(0.05) * rng.normal() + np.sqrt(0.01) * rng.normal(size=60)
         for name, sampling in (("whole", shared), ("diagonal", np.diag(shared))):
             low, high = fit_mixed(y, layers, sampling=sampling).interval()
             covered[name].append(low[0] <= 0.3 <= high[0])
-    assert np.mean(covered["whole"]) > 0.9
+    assert np.mean(covered["whole"]) > 0.88
     assert np.mean(covered["diagonal"]) < 0.75
 
 
