@@ -232,7 +232,7 @@ class _Restricted:
 
         weighted = inverse_times(self.x)
         information = self.x.T @ weighted
-        covariance: NDArray[np.float64] = np.linalg.inv(information)
+        covariance = np.asarray(np.linalg.inv(information), dtype=np.float64)
         beta = covariance @ (weighted.T @ self.y)
         whitened = inverse_times((self.y - self.x @ beta)[:, None])[:, 0]
         log_determinants = np.log(d).sum() + np.linalg.slogdet(inner)[1] + np.linalg.slogdet(information)[1]
