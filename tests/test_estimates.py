@@ -1,0 +1,249 @@
+"""The public estimators: against the plain brute force, against scipy, and their refusals."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import xarray as xr
+
+import posstats as ps
+from posstats.errors import DesignError, FewDocumentsWarning, InputError, NumericalError
+from posstats.stats.components import octave_bins
+from tests import brute
+
+LENGTH = 24
+OFFSETS = (0, 1, 3)
+DOCUMENTS = ["a", "b", "b", "c", "d", "e", "f"]
+TERMS = ("relative", "mask", "sink", "logit_drift", "denominator_drift", "residual")
+
+pytestmark = pytest.mark.filterwarnings("ignore::posstats.errors.FewDocumentsWarning")
+
+
+def logits(seed, scale=1.0):
+    rng = np.random.default_rng(seed)
+    n = len(DOCUMENTS)
+    values = 0.4 * rng.normal(size=(n, 2, 2, LENGTH, LENGTH)) - 0.1 * np.arange(LENGTH)[:, None]
+    values[..., 0] += scale * (1.5 + 0.2 * rng.normal(size=(n, 2, 2, 1)))
+    decay = scale * np.exp(-np.arange(LENGTH) / 4)
+    return values + decay[:, None] * np.linspace(0, 1, LENGTH)
+
+
+@pytest.fixture(scope="module")
+def dump():
+    return brute.dump_dataset({"baseline": logits(1), "bos=mean": logits(2, 0.6)}, DOCUMENTS, OFFSETS)
+
+
+@pytest.fixture(scope="module")
+def oracle(dump):
+    return {name: brute.BruteDump(dump, name) for name in ("baseline", "bos=mean")}
+
+
+def bins():
+    labelled = {f"[{low}, {high})": range(low, high) for low, high in octave_bins(LENGTH)}
+    return labelled | {"[2, 16)": range(2, 16)}
+
+
+def pick(table, **where):
+    for column, value in where.items():
+        table = table[table[column] == value]
+    assert len(table) == 1, where
+    return table.iloc[0]
+
+
+@pytest.mark.parametrize("condition", ["baseline", "bos=mean"])
+def test_leakage_equals_brute_force(dump, oracle, condition):
+    result = ps.leakage(dump, n_resamples=20).table
+    expected = oracle[condition]
+    assert pick(result, condition=condition, queries="all").estimate == pytest.approx(
+        expected.leakage().sum(), rel=1e-8
+    )
+    for low, high in octave_bins(LENGTH):
+        row = pick(result, condition=condition, queries=f"[{low}, {high})")
+        assert row.estimate == pytest.approx(expected.leakage(range(low, high)).sum(), rel=1e-8)
+
+
+def test_shares_equal_brute_force_pooled_and_by_head(dump, oracle):
+    options = {"n_resamples": 20, "octaves": False}
+    pooled = ps.shares(dump, **options).table
+    by_head = ps.shares(dump, by=["layer", "head"], **options).table
+    for condition, expected in oracle.items():
+        for term in TERMS:
+            row = pick(pooled, condition=condition, queries="all", term=term)
+            assert row.estimate == pytest.approx(float(expected.pooled_shares()[term]), rel=1e-8, abs=1e-9)
+            values = expected.shares()[term]
+            for layer, head in np.ndindex(2, 2):
+                row = pick(by_head, condition=condition, term=term, layer=layer, head=head)
+                if row.note == "":
+                    assert row.estimate == pytest.approx(values[layer, head], rel=1e-8, abs=1e-9)
+                else:
+                    assert np.isnan([row.estimate, row.low, row.high, row.p, row.q]).all()
+    assert (by_head.note == "").any()
+
+
+def test_shares_by_octave_equal_brute_force(dump, oracle):
+    table = ps.shares(dump, n_resamples=20, level=0.5).table  # a lenient level, so that few bins are withheld
+    checked = 0
+    for low, high in octave_bins(LENGTH):
+        for term in TERMS:
+            row = pick(table, condition="baseline", queries=f"[{low}, {high})", term=term)
+            if row.note == "":
+                expected = oracle["baseline"].pooled_shares(range(low, high))[term]
+                assert row.estimate == pytest.approx(float(expected), rel=1e-8, abs=1e-9)
+                checked += 1
+    assert checked >= 2 * len(TERMS)
+
+
+def test_magnitude_equals_brute_force(dump, oracle):
+    table = ps.magnitude(dump, n_resamples=20).table
+    by_layer = ps.magnitude(dump, by="layer", n_resamples=20).table
+    for condition, expected in oracle.items():
+        for label, queries in bins().items():
+            for term in ("log_attention", "mask", "sink", "logit_drift", "denominator_drift", "residual"):
+                values = expected.magnitude(term, queries)
+                row = pick(table, condition=condition, queries=label, term=term)
+                assert row.estimate == pytest.approx(values.sum(), rel=1e-8, abs=1e-9)
+                row = pick(by_layer, condition=condition, queries=label, term=term, layer=1)
+                assert row.estimate == pytest.approx(values[1].sum(), rel=1e-8, abs=1e-9)
+
+
+def test_removal_equals_brute_force(dump, oracle):
+    table = ps.removal(dump, "bos=mean", n_resamples=20).table
+    for label, queries in bins().items():
+        expected = brute.removal(oracle["baseline"], oracle["bos=mean"], queries)
+        assert pick(table, queries=label).estimate == pytest.approx(expected, rel=1e-8)
+
+
+def test_offsets_restrict_the_estimate(dump):
+    restricted = ps.leakage(dump, offsets=[0, 1], octaves=False, n_resamples=20).table
+    oracle = brute.BruteDump(dump.sel(offset=[0, 1]), "baseline")
+    assert restricted.estimate[0] == pytest.approx(oracle.leakage().sum(), rel=1e-8)
+
+
+def test_bootstrap_replicates_are_the_estimates_of_reweighted_documents(dump):
+    """The percentile interval of the package equals quantiles of brute-force replicates."""
+    from posstats.stats.resample import document_weights
+
+    weights = document_weights(6, 30, seed=5)
+    replicates = [brute.BruteDump(dump, "baseline", weights=w).leakage().sum() for w in weights]
+    row = ps.leakage(dump, octaves=False, method="percentile", n_resamples=30, seed=5).table.iloc[0]
+    np.testing.assert_allclose([row.low, row.high], np.quantile(replicates, [0.025, 0.975]), rtol=1e-8)
+
+
+@pytest.mark.parametrize("method", ["studentized", "jackknife", "bca", "expanded", "percentile", "basic"])
+def test_every_interval_method_brackets_a_clear_estimate(method):
+    ds = ps.simulate(n=30, length=48, seed=1).dataset
+    row = ps.leakage(ds, octaves=False, method=method, n_resamples=400).table.iloc[0]
+    assert row.low < row.estimate < row.high
+    assert row.low > 0
+
+
+def test_one_seed_gives_one_result_and_prefixes_agree(dump):
+    first = ps.shares(dump, by="layer", n_resamples=50, seed=3, method="percentile").table
+    pd.testing.assert_frame_equal(first, ps.shares(dump, by="layer", n_resamples=50, seed=3, method="percentile").table)
+    other = ps.shares(dump, by="layer", n_resamples=50, seed=4, method="percentile").table
+    assert not first.low.equals(other.low)
+    # Layers in another order, or lazily in chunks: not a bit changes.
+    reversed_layers = ps.shares(
+        dump.isel(layer=[1, 0]), by="layer", n_resamples=50, seed=3, method="percentile"
+    ).table.sort_values(["condition", "layer"], kind="stable")
+    lazy = ps.shares(dump.chunk(layer=1, condition=1), by="layer", n_resamples=50, seed=3, method="percentile").table
+    pd.testing.assert_frame_equal(first, reversed_layers.reset_index(drop=True))
+    pd.testing.assert_frame_equal(first, lazy)
+
+
+def test_terms_and_dump_give_the_same_result(dump):
+    options = {"n_resamples": 20, "octaves": False}
+    pd.testing.assert_frame_equal(
+        ps.shares(dump, **options).table, ps.shares(ps.decompose(dump), **options).table
+    )
+
+
+def test_shares_are_withheld_without_leakage():
+    from posstats.stats.design import Effects
+
+    ds = ps.simulate(n=40, length=48, conditions={"baseline": Effects(flat=True)}, seed=2).dataset
+    result = ps.shares(ds, octaves=False, n_resamples=50)
+    assert (result.table.note != "").all()
+    assert result.table.estimate.isna().all()
+    assert "withheld" in result.summary()
+
+
+def test_known_removal_is_recovered():
+    simulation = ps.simulate(n=64, length=48, strength=3.0, conditions=["baseline", "bos=zero"], removal=0.4, seed=0)
+    row = pick(ps.removal(simulation.dataset, "bos=zero", n_resamples=200).table, queries="[2, 16)")
+    assert row.low < 0.4 < row.high
+    assert row.high - row.low < 0.4
+
+
+def test_result_faces(dump):
+    result = ps.shares(dump, by="layer", octaves=False, n_resamples=20)
+    assert "layer" in result.summary()
+    assert "<table" in result._repr_html_()
+    assert repr(result) == result.summary()
+    ds = result.to_dataset()
+    assert set(ds.sizes) == {"condition", "layer", "queries", "term"}
+    assert ds.estimate.attrs["units"] == "1"
+    assert "resampling unit document" in result.summary()
+    frame = result.to_dataframe()
+    frame.loc[:, "estimate"] = 0.0
+    assert not result.table.estimate.eq(0).all()
+
+
+def test_results_refuse_parts_that_miss_the_whole(dump):
+    result = ps.shares(dump, octaves=False, n_resamples=20)
+    wrong = result.table.copy()
+    wrong.loc[wrong.term == "mask", ["estimate", "high"]] += 0.1
+    with pytest.raises(NumericalError, match="miss the whole"):
+        type(result)(wrong, result.settings)
+
+
+class TestRefusals:
+    def test_few_documents(self, dump):
+        with pytest.raises(DesignError, match="4 documents.* at least 5"):
+            ps.leakage(dump.isel(sequence=[0, 1, 3, 4]))
+
+    def test_few_documents_are_a_warning_in_the_table(self, dump):
+        with pytest.warns(FewDocumentsWarning, match="only 6 documents"):
+            result = ps.leakage(dump, octaves=False, n_resamples=10)
+        assert "only 6 documents" in result.summary()
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"method": "wald"}, "jackknife"),
+            ({"level": 95}, "between 0 and 1"),
+            ({"n_resamples": 0}, "at least 1"),
+            ({"by": ["query"]}, "layer"),
+            ({"offsets": [7]}, "not recorded"),
+            ({"adjust": "bonferroni"}, "bh"),
+            ({"seed": -1}, "negative"),
+        ],
+    )
+    def test_options(self, dump, options, message):
+        with pytest.raises(InputError, match=message):
+            ps.leakage(dump, **options)
+
+    def test_unknown_condition(self, dump):
+        with pytest.raises(InputError, match="it has baseline, bos=mean"):
+            ps.removal(dump, "bos=zero")
+
+    def test_not_a_dump(self):
+        with pytest.raises(InputError, match="lacks logit"):
+            ps.leakage(xr.Dataset({"x": 1}))
+
+    def test_nan_logits(self, dump):
+        broken = dump.copy(deep=True)
+        broken.logit[0, 2, 1, 0, 10, 0] = np.nan
+        with pytest.raises(NumericalError, match="not finite"):
+            ps.leakage(broken)
+
+    def test_infinite_logits(self, dump):
+        broken = dump.copy(deep=True)
+        broken.sink_logit[0, 2, 1, 0, 10] = np.inf
+        with pytest.raises(NumericalError, match="infinite"):
+            ps.leakage(broken)
+
+    def test_offset_outside_the_window(self):
+        ds = brute.dump_dataset({"baseline": logits(1)}, DOCUMENTS, OFFSETS, visible=brute.causal(LENGTH, window=3))
+        with pytest.raises(DesignError, match=r"\[3\] lie outside the window of layer 0, which shows 3 keys"):
+            ps.leakage(ds)
+        assert ps.leakage(ds, offsets=[0, 1], octaves=False, n_resamples=10).table.estimate.notna().all()
