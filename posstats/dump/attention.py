@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from posstats.dump.fused import fused_statistics, obstacle
 from posstats.dump.masks import compact_mask, visible_start
 from posstats.dump.record import ForwardRecord, Pass
 from posstats.dump.statistics import AttentionInputs, AttentionStatistics, blocked_statistics
@@ -225,7 +226,14 @@ class Recorder:
         return statistics.output
 
     def _compute(self, inputs: AttentionInputs) -> tuple[AttentionStatistics, str]:
-        return blocked_statistics(inputs, self.offsets), "blocked"
+        if self._requested_path == "blocked":
+            return blocked_statistics(inputs, self.offsets), "blocked"
+        reason = obstacle(inputs)
+        if reason is None:
+            return fused_statistics(inputs, self.offsets), "fused"
+        if self._requested_path == "fused":
+            raise ModelError(f"a layer cannot be recorded by fused kernels: {reason}")
+        return blocked_statistics(inputs, self.offsets), f"blocked ({reason})"
 
 
 _ACTIVE: ContextVar[Recorder | None] = ContextVar("posstats_recorder", default=None)
@@ -284,7 +292,7 @@ class _RotationWatcher(Recorder):
         self.rotated: list[bool] = []
 
     def _compute(self, inputs: AttentionInputs) -> tuple[AttentionStatistics, str]:
-        near, far = inputs.query.double()
+        near, far = inputs.query.double().chunk(2)
         change = (far - near).norm(dim=-1) / near.norm(dim=-1).clamp_min(torch.finfo(torch.float64).tiny)
         self.rotated.append(bool(change.max() > 1e-2))
         return super()._compute(inputs)
@@ -293,7 +301,7 @@ class _RotationWatcher(Recorder):
 def rotated_layers(model: Any) -> np.ndarray:
     """Which layers apply rotary embeddings, found by watching them.
 
-    The same token stands alone at two positions: nothing but the rotary embedding can tell the two apart.
+    The same tokens stand alone at two positions: nothing but the rotary embedding can tell the two apart.
 
     Parameters
     ----------
@@ -306,8 +314,11 @@ def rotated_layers(model: Any) -> np.ndarray:
         bool, (layer,).
     """
     module = model.get_input_embeddings()
-    ids = torch.zeros((2, 1), dtype=torch.long, device=module.weight.device)
+    vocabulary = module.weight.shape[0]
+    # Several tokens, as one alone may be padding, whose embedding is zero.
+    ids = torch.tensor([[vocabulary // 4], [vocabulary // 2], [3 * vocabulary // 4]], device=module.weight.device)
+    positions = torch.tensor([[0], [37]], device=ids.device).repeat_interleave(len(ids), 0)
     watcher = _RotationWatcher(model)
     with watcher, torch.inference_mode():
-        watcher._run(module(ids), torch.tensor([[0], [37]], device=ids.device))
+        watcher._run(module(ids.repeat(2, 1)), positions)
     return np.array(watcher.rotated)

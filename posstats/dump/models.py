@@ -14,6 +14,7 @@ import transformers
 import posstats
 from posstats.dump.attention import rotated_layers
 from posstats.dump.checkpoints import DEFAULT_MODEL, converted_gguf, default_gguf, recorded_digest, weights_digest
+from posstats.dump.precision import compute_in_float64
 from posstats.dump.structure import (
     attention_window,
     check_config,
@@ -120,6 +121,8 @@ def load_model(
         {**where, "config": config, "dtype": getattr(torch, dtype), "use_safetensors": True},
     )
     check_model(model)
+    if dtype == "float64":
+        compute_in_float64(model)
     try:
         model.to(device or ("cuda" if torch.cuda.is_available() else "cpu")).eval()
     except RuntimeError as error:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import and_masks, eager_mask, sdpa_mask, sliding_window_overlay
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
@@ -18,7 +18,9 @@ _WINDOW_PREFIX = "posstats_window_"
 
 def decoder_of(model: Any) -> Any:
     """The model without its logits head."""
-    return model.get_decoder()
+    decoder = model.get_decoder()
+    # Where the logits head is called "decoder", transformers finds that one.
+    return decoder if isinstance(decoder, PreTrainedModel) else model.base_model
 
 
 def layers_of(model: Any) -> torch.nn.ModuleList:
