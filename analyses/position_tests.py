@@ -1,0 +1,26 @@
+"""Which heads' log attention depends on the query's position, term by term."""
+
+import numpy as np
+import xarray as xr
+
+import posstats as ps
+from posstats.analysis import Findings, Quantity
+from posstats.config import InferenceConfig
+from posstats.vocabulary import BASELINE, LOG_ATTENTION
+
+
+def analyse(ds: xr.Dataset, inference: InferenceConfig) -> Findings:
+    tests = ps.position_tests(ds.sel(condition=[BASELINE]), level=inference.level, adjust=inference.adjust)
+    heads = tests.table[tests.table.term == LOG_ATTENTION]
+    alpha = 1 - inference.level
+    counts = {
+        "heads whose log attention has a slope on position": heads.q,
+        "heads whose log attention depends on position (spline)": heads.spline_q,
+    }
+    return Findings(
+        tables={"position_tests": tests},
+        headline=[
+            Quantity(what, "heads", int(np.count_nonzero(q < alpha)), note=f"of {len(heads)} heads, q < {alpha:.2g}")
+            for what, q in counts.items()
+        ],
+    )

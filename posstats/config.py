@@ -1,0 +1,371 @@
+"""The configuration of an analysis: one TOML file, read strictly, with named profiles.
+
+What changes results (`model`, `sequences`, `dumps`, `record`, `inference`, `analyses`) is kept apart from how the work
+is done (`run`).
+"""
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+from posstats.errors import InputError
+from posstats.pooling import Inference
+from posstats.stats.multiplicity import adjust as adjust_p
+from posstats.vocabulary import BASELINE, DEFAULT_LENGTH, DEFAULT_OFFSETS, DEFAULT_SEQUENCES
+
+#: Where the tokens of a dump come from.
+SOURCES = ("random", "text")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Which model is recorded.
+
+    Attributes
+    ----------
+    name : str
+        "smollm2-135m" (the embedded default model), a local folder, a .gguf file, or a hub id.
+    revision : str, optional
+        Branch, tag or commit of a hub id.
+    dtype : str
+        Number format of weights and activations: float32, float64, bfloat16 or float16.
+    """
+
+    name: str = "smollm2-135m"
+    revision: str | None = None
+    dtype: str = "float32"
+
+
+@dataclass(frozen=True, slots=True)
+class SequencesConfig:
+    """The design of the sequences, the same for every dump.
+
+    Attributes
+    ----------
+    n : int
+        Sequences in a dump.
+    length : int
+        Tokens per sequence, a BOS counted.
+    bos : bool
+        Whether a BOS token stands at position 0.
+    bos_token : str or int, optional
+        Which token that is, where the tokenizer's own choice is not wanted.
+    seed : int
+        Seed of the tokens or crops.
+    """
+
+    n: int = DEFAULT_SEQUENCES
+    length: int = DEFAULT_LENGTH
+    bos: bool = True
+    bos_token: str | int | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DumpConfig:
+    """One dump: `[dumps.NAME]`.
+
+    Attributes
+    ----------
+    source : str
+        "random" (iid tokens) or "text".
+    text : str, optional
+        For text: a folder, a .jsonl file or a text file; Python's own help topics if not given.
+    """
+
+    source: str = "random"
+    text: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.source not in SOURCES:
+            raise InputError(f"source must be one of {', '.join(SOURCES)}, not {self.source!r}")
+        if self.text is not None and self.source != "text":
+            raise InputError('text = ... is of use only where source = "text"')
+
+
+@dataclass(frozen=True, slots=True)
+class RecordConfig:
+    """What is recorded of every dump.
+
+    Attributes
+    ----------
+    conditions : tuple of str
+        Interventions on the input, one forward pass each.
+    offsets : tuple of int
+        Distances from query to key at which logits are kept and analysed.
+    seed : int
+        Seed of what conditions draw.
+    """
+
+    conditions: tuple[str, ...] = (BASELINE,)
+    offsets: tuple[int, ...] = DEFAULT_OFFSETS
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class InferenceConfig:
+    """How estimates are resampled and tested. The resampling unit is the document.
+
+    Attributes
+    ----------
+    level : float
+        Confidence level of intervals.
+    method : str
+        Interval method: jackknife, studentized, bca, expanded, percentile or basic.
+    n_resamples : int
+        Bootstrap replicates.
+    n_permutations : int
+        Sign flips of the leakage test.
+    adjust : str
+        Adjustment of p-values over a family: bh, by or holm.
+    seed : int
+        Seed of replicates and sign flips.
+    """
+
+    level: float = 0.95
+    method: str = "jackknife"
+    n_resamples: int = 2000
+    n_permutations: int = 9999
+    adjust: str = "bh"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        Inference(self.level, self.method, self.n_resamples, self.n_permutations, self.seed)
+        adjust_p([], self.adjust)
+
+    def resampling(self) -> dict[str, Any]:
+        """Keyword arguments of estimators that resample but do not test."""
+        return {"level": self.level, "method": self.method, "n_resamples": self.n_resamples, "seed": self.seed}
+
+    def testing(self) -> dict[str, Any]:
+        """Keyword arguments of estimators that resample, test and adjust."""
+        return self.resampling() | {"n_permutations": self.n_permutations, "adjust": self.adjust}
+
+
+@dataclass(frozen=True, slots=True)
+class AnalysesConfig:
+    """Which questions are asked.
+
+    Attributes
+    ----------
+    files : tuple of str
+        Analysis files beside the configuration, run in this order.
+    """
+
+    files: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RunConfig:
+    """How the work is done; nothing here changes a number.
+
+    Attributes
+    ----------
+    dumps : str
+        Folder of the dumps.
+    results : str
+        Folder of the results.
+    models : str
+        Folder of converted models.
+    device : str, optional
+        Torch device; a GPU if there is one, if not given.
+    batch_size : int, optional
+        Sequences per forward pass; what the memory allows, if not given.
+    workers : int
+        Analyses computed at once, each in a process of its own.
+    """
+
+    dumps: str = "data"
+    results: str = "analyses/results"
+    models: str = "data/models"
+    device: str | None = None
+    batch_size: int | None = None
+    workers: int = 2
+
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise InputError(f"workers must be at least 1, not {self.workers}")
+
+
+@dataclass(frozen=True, slots=True)
+class AnalysisConfig:
+    """A whole configuration.
+
+    Attributes
+    ----------
+    model, sequences, record, inference, analyses, run
+        Its sections.
+    dumps : dict of str to DumpConfig
+        The dumps by name.
+    folder : Path
+        Where the configuration lies; analysis files are looked up there.
+    """
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    sequences: SequencesConfig = field(default_factory=SequencesConfig)
+    dumps: dict[str, DumpConfig] = field(default_factory=dict)
+    record: RecordConfig = field(default_factory=RecordConfig)
+    inference: InferenceConfig = field(default_factory=InferenceConfig)
+    analyses: AnalysesConfig = field(default_factory=AnalysesConfig)
+    run: RunConfig = field(default_factory=RunConfig)
+    folder: Path = Path()
+
+    def dump_path(self, name: str) -> Path:
+        """File of a dump."""
+        return Path(self.run.dumps) / f"{self.slug}-{name}.h5"
+
+    def results_folder(self) -> Path:
+        """Folder of the results of this model."""
+        return Path(self.run.results) / self.slug
+
+    @property
+    def slug(self) -> str:
+        """The model's name as part of a file name."""
+        return re.sub(r"[^A-Za-z0-9._]+", "-", self.model.name).strip("-.").lower()
+
+
+#: Section -> its class; `dumps` holds one table per dump.
+SECTIONS: dict[str, type] = {
+    "model": ModelConfig,
+    "sequences": SequencesConfig,
+    "dumps": DumpConfig,
+    "record": RecordConfig,
+    "inference": InferenceConfig,
+    "analyses": AnalysesConfig,
+    "run": RunConfig,
+}
+_TYPE_NAMES = {str: "text in quotes", int: "a whole number", float: "a number", bool: "true or false"}
+
+
+def load_config(path: str | Path, profile: str | None = None, model: str | None = None) -> AnalysisConfig:
+    """Read a configuration.
+
+    Parameters
+    ----------
+    path : str or Path
+        The TOML file.
+    profile : str, optional
+        Name of a profile: the tables under ``[profile.NAME]`` replace entries of the sections of the same name.
+    model : str, optional
+        A model to use in place of the configured one.
+
+    Returns
+    -------
+    AnalysisConfig
+        Checked values; what the file leaves out has its default.
+
+    Raises
+    ------
+    InputError
+        If the file cannot be read, or has an unknown section or key, a value of the wrong type, or no such profile.
+    """
+    path = Path(path)
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"cannot read the configuration {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not valid TOML: {error}") from error
+    profiles = _table(document.pop("profile", {}), f"[profile] of {path}")
+    chosen: Mapping[str, Any] = {}
+    for name, changes in profiles.items():
+        where = f"profile.{name}"
+        if name == profile:
+            chosen = _table(changes, f"[{where}]")
+        else:
+            _sections(_merged(document, _table(changes, f"[{where}]")), f"{where}: ")
+    if profile is not None and profile not in profiles:
+        raise InputError(f"{path} has no profile {profile!r}; it has {', '.join(profiles) or 'none'}")
+    config = AnalysisConfig(**_sections(_merged(document, chosen)), folder=path.parent)
+    if not config.dumps:
+        raise InputError(f"{path} names no dump; add one, for example [dumps.random]")
+    if BASELINE not in config.record.conditions:
+        raise InputError(f'[record] conditions must contain "{BASELINE}", which the others are compared with')
+    return config if model is None else replace(config, model=replace(config.model, name=model, revision=None))
+
+
+def _merged(document: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables merged key by key; anything else replaced."""
+    merged = dict(document)
+    for key, value in changes.items():
+        old = merged.get(key)
+        merged[key] = _merged(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return merged
+
+
+def _sections(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    unknown = [name for name in document if name not in SECTIONS]
+    if unknown:
+        raise InputError(f"{prefix}there is no section [{unknown[0]}]; the sections are {', '.join(SECTIONS)}, profile")
+    values: dict[str, Any] = {}
+    for name, content in document.items():
+        where = f"{prefix}[{name}]"
+        if name == "dumps":
+            values[name] = {
+                label: _section(DumpConfig, _table(entry, f"{prefix}[dumps.{label}]"), f"{prefix}[dumps.{label}]")
+                for label, entry in _table(content, where).items()
+            }
+            for label in values[name]:
+                if not re.fullmatch(r"[A-Za-z0-9_-]+", label):
+                    raise InputError(f"{where}: a dump's name has letters, digits, - and _ only, not {label!r}")
+        else:
+            values[name] = _section(SECTIONS[name], _table(content, where), where)
+    return values
+
+
+def _table(value: Any, where: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise InputError(f"{where} must be a table of keys, not {value!r}")
+    return value
+
+
+def _section(kind: type, content: Mapping[str, Any], where: str) -> Any:
+    allowed = [entry.name for entry in fields(kind)]
+    unknown = [key for key in content if key not in allowed]
+    if unknown:
+        raise InputError(f"{where} has no key {unknown[0]!r}; its keys are {', '.join(allowed)}")
+    types = get_type_hints(kind)
+    values = {key: _value(value, types[key], f"{where} {key}") for key, value in content.items()}
+    try:
+        return kind(**values)
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from error
+
+
+def _value(value: Any, kind: Any, where: str) -> Any:
+    """The value, if it is of its type; lists become tuples and whole numbers floats."""
+    if getattr(kind, "__origin__", None) is tuple:
+        (item, _) = get_args(kind)
+        if not isinstance(value, list):
+            raise InputError(f"{where} must be a list, not {value!r}")
+        return tuple(_value(one, item, where) for one in value)
+    allowed = [one for one in (get_args(kind) or (kind,)) if one is not type(None)]
+    for one in allowed:
+        if type(value) is one:
+            return value
+        if one is float and type(value) is int:
+            return float(value)
+    raise InputError(f"{where} must be {' or '.join(_TYPE_NAMES[one] for one in allowed)}, not {value!r}")
+
+
+def options() -> dict[str, Any]:
+    """Every option there is, as "section.key", and its default.
+
+    Returns
+    -------
+    dict
+        Option -> default value; None where leaving it out has a meaning of its own.
+
+    Examples
+    --------
+    >>> options()["sequences.n"]
+    48
+    """
+    return {
+        f"{section}.{entry.name}": None if entry.default is MISSING else entry.default
+        for section, kind in SECTIONS.items()
+        for entry in fields(kind)
+    }

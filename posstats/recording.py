@@ -1,0 +1,71 @@
+"""Record the dumps that a configuration asks for. Torch is imported only when that is done."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from posstats.config import DumpConfig, ModelConfig, RecordConfig, RunConfig, SequencesConfig
+from posstats.errors import InputError
+
+
+def record_dumps(
+    dumps: Mapping[Path, DumpConfig],
+    model: ModelConfig,
+    sequences: SequencesConfig,
+    record: RecordConfig,
+    run: RunConfig,
+    *,
+    overwrite: bool = False,
+    show: bool = True,
+) -> None:
+    """Record dumps with one model; those that are there with the same settings are reused.
+
+    Parameters
+    ----------
+    dumps : mapping of Path to DumpConfig
+        File -> where its tokens come from.
+    model, sequences, record, run
+        Sections of a configuration.
+    overwrite : bool
+        Whether a dump with other settings is replaced.
+    show : bool
+        Whether to show progress.
+
+    Raises
+    ------
+    PosstatsError
+        If torch or transformers is not installed, or as ``posstats.load_model`` and ``posstats.dump`` do.
+    """
+    try:
+        from posstats.dump.models import load_model
+        from posstats.dump.run import dump
+    except ModuleNotFoundError as error:
+        raise InputError(
+            f"recording a dump needs {error.name}, which is not installed: install posstats[dump], or analyse dumps "
+            "that are there already by naming them"
+        ) from error
+    loaded, tokenizer = load_model(
+        model.name, dtype=model.dtype, device=run.device, revision=model.revision, models_dir=run.models
+    )
+    for path, entry in dumps.items():
+        dump(
+            loaded,
+            _sequences(entry, sequences, tokenizer),
+            path,
+            conditions=record.conditions,
+            offsets=record.offsets,
+            tokenizer=tokenizer,
+            batch_size=run.batch_size,
+            seed=record.seed,
+            overwrite=overwrite,
+            progress=show,
+        )
+
+
+def _sequences(entry: DumpConfig, design: SequencesConfig, tokenizer: Any) -> Any:
+    from posstats.dump.inputs import random_sequences, text_sequences
+
+    options: dict[str, Any] = {"bos": design.bos, "bos_token": design.bos_token, "seed": design.seed}
+    if entry.source == "random":
+        return random_sequences(tokenizer, design.n, design.length, **options)
+    return text_sequences(tokenizer, entry.text, design.n, design.length, **options)

@@ -1,0 +1,357 @@
+"""Tables for people and for papers: CSV with raw numbers, Markdown and LaTeX with three significant digits.
+
+Every table says what its numbers rest on: level and method of the intervals, the resampling unit, how many documents
+and sequences, and the family over which q-values are adjusted.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from posstats.results import LeakageResult, PositionResult, RemovalResult, Result, ShareResult
+from posstats.stats.resample import INTERVAL_METHODS
+
+#: What every column of a table means.
+COLUMNS = {
+    "dump": "which dump the numbers come from",
+    "condition": "intervention on the input",
+    "layer": "layer, 0 is the first",
+    "head": "query head",
+    "queries": "query positions i analysed together; all: every analysed query, max offset < i < T - 1",
+    "term": "term of log attention; residual = sink + logit_drift + denominator_drift",
+    "quantity": "what is estimated",
+    "unit": "unit of the estimate",
+    "estimate": "estimate from all documents",
+    "se": "standard error, clustered by document",
+    "low": "lower limit of the interval",
+    "high": "upper limit of the interval",
+    "p": "two-sided p-value of no effect; for leakage, of the sign-flip test of no absolute position",
+    "q": "p adjusted over its family",
+    "leakage": "absolute-position leakage of the same cell, in nats squared",
+    "leakage_q": "q-value of that leakage; a share is withheld unless it is below 1 - level",
+    "magnitude": "residual-stream magnitude under the condition, in nats squared",
+    "baseline_magnitude": "residual-stream magnitude under the baseline, in nats squared",
+    "t": "slope over its standard error",
+    "df": "degrees of freedom: documents - 1",
+    "spline_f": "F statistic of the natural spline, all 3 coefficients jointly",
+    "spline_df1": "numerator degrees of freedom",
+    "spline_df2": "denominator degrees of freedom",
+    "spline_p": "p-value of the joint test",
+    "spline_q": "spline_p adjusted over its family",
+    "note": "what is to be kept in mind",
+}
+_UNITS = {"leakage": "nats^2", "magnitude": "nats^2", "baseline_magnitude": "nats^2"}
+#: Columns that carry the unit of the result itself.
+_IN_RESULT_UNITS = ("estimate", "se", "low", "high")
+_FAMILIES = {
+    LeakageResult: "all rows of the same condition and queries",
+    ShareResult: "all rows of the same condition, queries and term",
+    RemovalResult: "all rows of the same condition and queries",
+    PositionResult: "all heads of the same condition and term",
+}
+_ADJUSTMENTS = {"bh": "Benjamini-Hochberg", "by": "Benjamini-Yekutieli", "holm": "Holm"}
+#: LaTeX tables with more rows than this break over pages.
+_LONG = 40
+_TEX = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "²": r"\textsuperscript{2}", "–": "--", "<": r"\textless{}",
+    ">": r"\textgreater{}",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Raw numbers and what a reader needs to know about them.
+
+    Attributes
+    ----------
+    frame : pandas.DataFrame
+        Raw numbers, never rounded.
+    title : str
+        One line.
+    units : dict of str to str
+        Unit of a column, where it has one.
+    notes : tuple of str
+        Footnotes: what the numbers rest on, warnings.
+    level : float
+        Confidence level of the interval `low` .. `high`.
+    """
+
+    frame: pd.DataFrame
+    title: str
+    units: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    level: float = 0.95
+
+
+def table_of(result: Result) -> Table:
+    """Turn a result object into a table with units and footnotes.
+
+    Parameters
+    ----------
+    result : Result
+        Any result of the estimators.
+
+    Returns
+    -------
+    Table
+
+    Examples
+    --------
+    >>> import posstats as ps
+    >>> result = ps.leakage(ps.simulate(n=30, length=32, seed=0).dataset, octaves=False, n_resamples=99)
+    >>> table_of(result).notes[0][:60]
+    '95% intervals: estimate +- t(G-1) times the jackknife standa'
+    """
+    units = {name: result.units for name in _IN_RESULT_UNITS if result.units not in ("", "1")}
+    settings = result.settings
+    level = float(str(settings.get("level", 0.95)))
+    if "interval" in settings:
+        method = INTERVAL_METHODS[str(settings["interval"])]
+        source = f"{method}; {settings['n_resamples']} bootstrap replicates, seed {settings['seed']}"
+    else:
+        source = str(settings.get("standard_errors", ""))
+    notes = [
+        f"{_percent(level)} intervals: {source}. Resampling unit: document "
+        f"(G = {settings.get('n_documents')} documents, N = {settings.get('n_sequences')} sequences).",
+        f"Offsets {', '.join(map(str, _offsets(settings)))} tokens. Logarithms are natural.",
+    ]
+    if type(result) in _FAMILIES and "adjustment" in settings:
+        adjustment = _ADJUSTMENTS[str(settings["adjustment"])]
+        notes.append(f"q: {adjustment} over {_FAMILIES[type(result)]}.")
+    notes += [f"Note: {note}." for note in result.notes]
+    return Table(result.table, result.title, units | _UNITS, tuple(notes), level)
+
+
+def significant(value: object) -> str:
+    """Three significant digits, trailing zeros kept; powers of ten for the very small and large; "–" for NaN.
+
+    Examples
+    --------
+    >>> [significant(v) for v in (0.1, -12.345, 123.4, 0.0, 3.2e-9, 54321.0, float("nan"), 7, "mask")]
+    ['0.100', '-12.3', '123', '0', '3.20e-09', '5.43e+04', '–', '7', 'mask']
+    """
+    if isinstance(value, bool | np.bool_):
+        return "yes" if value else "no"
+    if not isinstance(value, float | np.floating):
+        return str(value)
+    if np.isnan(value):
+        return "–"
+    if value == 0 or np.isinf(value):
+        return f"{value:g}"
+    rounded = float(f"{value:.2e}")
+    if not 1e-3 <= abs(rounded) < 1e4:
+        return f"{rounded:.2e}"
+    return f"{rounded:.{max(0, 2 - int(np.floor(np.log10(abs(rounded)))))}f}"
+
+
+def to_csv(table: Table) -> str:
+    r"""Raw numbers: every digit that distinguishes them, the same bytes for the same numbers.
+
+    Parameters
+    ----------
+    table : Table
+
+    Returns
+    -------
+    str
+
+    Examples
+    --------
+    >>> to_csv(Table(pd.DataFrame({"layer": [0], "estimate": [0.1 + 0.2]}), "example"))
+    'layer,estimate\n0,0.30000000000000004\n'
+    """
+    return table.frame.to_csv(index=False, lineterminator="\n")
+
+
+def to_markdown(table: Table) -> str:
+    """Markdown with three significant digits, units in the header, footnotes below.
+
+    Parameters
+    ----------
+    table : Table
+
+    Returns
+    -------
+    str
+
+    Examples
+    --------
+    >>> print(to_markdown(Table(pd.DataFrame({"layer": [0], "estimate": [0.3]}), "Example", {"estimate": "nats"})))
+    ### Example
+    <BLANKLINE>
+    | layer | estimate (nats) |
+    | ---: | ---: |
+    | 0 | 0.300 |
+    """
+    header, cells, left = _formatted(table)
+    lines = [f"### {table.title}", "", _markdown_row(header), _markdown_row([":---" if x else "---:" for x in left])]
+    lines += [_markdown_row(row) for row in cells]
+    if table.notes:
+        lines += ["", *(f"- {note}" for note in table.notes)]
+    return "\n".join(lines)
+
+
+def to_latex(table: Table, label: str = "") -> str:
+    r"""LaTeX for booktabs (and longtable where there are more than 40 rows), everything escaped.
+
+    Parameters
+    ----------
+    table : Table
+    label : str
+        Label for ``\ref``, without the leading ``tab:``.
+
+    Returns
+    -------
+    str
+
+    Examples
+    --------
+    >>> print(to_latex(Table(pd.DataFrame({"term": ["logit_drift"], "p": [1e-6]}), "Example"), "example"))
+    \begin{table}
+    \centering
+    \caption{Example}
+    \label{tab:example}
+    \begin{tabular}{lr}
+    \toprule
+    term & p \\
+    \midrule
+    logit\_drift & $1.00 \times 10^{-6}$ \\
+    \bottomrule
+    \end{tabular}
+    \end{table}
+    """
+    header, cells, left = _formatted(table)
+    columns = "".join("l" if x else "r" for x in left)
+    rows = [" & ".join(_tex_cell(cell) for cell in row) + r" \\" for row in [header, *cells]]
+    caption = rf"\caption{{{_tex(table.title)}}}"
+    mark = rf"\label{{tab:{label}}}"
+    notes = [r"{\footnotesize " + " ".join(map(_tex, table.notes)) + r"\par}"] if table.notes else []
+    if len(cells) > _LONG:
+        head = [r"\toprule", rows[0], r"\midrule"]
+        lines = [
+            rf"\begin{{longtable}}{{{columns}}}", caption, mark + r" \\", *head, r"\endfirsthead", *head, r"\endhead",
+            r"\bottomrule", r"\endfoot", *rows[1:], r"\end{longtable}", *notes,
+        ]  # fmt: skip
+    else:
+        lines = [
+            r"\begin{table}", r"\centering", caption, mark, rf"\begin{{tabular}}{{{columns}}}", r"\toprule", rows[0],
+            r"\midrule", *rows[1:], r"\bottomrule", r"\end{tabular}", *notes, r"\end{table}",
+        ]  # fmt: skip
+    return "\n".join(lines)
+
+
+def to_text(table: Table) -> str:
+    """Aligned text for a terminal.
+
+    Parameters
+    ----------
+    table : Table
+
+    Returns
+    -------
+    str
+
+    Examples
+    --------
+    >>> print(to_text(Table(pd.DataFrame({"term": ["mask", "sink"], "estimate": [0.5, -0.25]}), "Example")))
+    Example
+    term  estimate
+    --------------
+    mask     0.500
+    sink    -0.250
+    """
+    header, cells, left = _formatted(table)
+    widths = [max(len(row[k]) for row in [header, *cells]) for k in range(len(header))]
+
+    def line(row: list[str]) -> str:
+        parts = zip(row, widths, left, strict=True)
+        return "  ".join(cell.ljust(width) if is_left else cell.rjust(width) for cell, width, is_left in parts).rstrip()
+
+    lines = [table.title, line(header), "-" * (sum(widths) + 2 * (len(widths) - 1)), *map(line, cells)]
+    return "\n".join([*lines, *table.notes])
+
+
+def write_table(table: Table | Result, folder: str | Path, name: str) -> list[Path]:
+    """Write a table as CSV, Markdown and LaTeX.
+
+    Parameters
+    ----------
+    table : Table or Result
+    folder : str or Path
+        Created if need be.
+    name : str
+        File name without ending.
+
+    Returns
+    -------
+    list of Path
+        The three files.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    table = table_of(table) if isinstance(table, Result) else table
+    contents = {"csv": to_csv(table), "md": to_markdown(table), "tex": to_latex(table, name.replace("_", "-"))}
+    paths = [folder / f"{name}.{ending}" for ending in contents]
+    for path, content in zip(paths, contents.values(), strict=True):
+        path.write_text(content.rstrip("\n") + "\n", encoding="utf-8", newline="\n")
+    return paths
+
+
+def _percent(level: float) -> str:
+    return f"{100 * level:g}%"
+
+
+def _offsets(settings: Mapping[str, object]) -> tuple[int, ...]:
+    offsets = settings.get("offsets", ())
+    return offsets if isinstance(offsets, tuple) else ()
+
+
+def _formatted(table: Table) -> tuple[list[str], list[list[str]], list[bool]]:
+    """Header, cells, and which columns are text; the limits of an interval share a column."""
+    frame = table.frame
+    header, columns, left = [], [], []
+    for name in map(str, frame.columns):
+        if name == "high" and "low" in frame:
+            continue
+        unit = table.units.get(name, "").replace("^2", "²")
+        if name == "low" and "high" in frame:
+            title = f"{_percent(table.level)} interval"
+            column = [
+                "–" if pd.isna(low) else f"[{significant(low)}, {significant(high)}]"
+                for low, high in zip(frame["low"], frame["high"], strict=True)
+            ]
+        else:
+            title = name.replace("_", " ")
+            column = [significant(value) for value in frame[name].tolist()]
+        header.append(f"{title} ({unit})" if unit else title)
+        columns.append([cell.replace("^2", "²") for cell in column] if name == "unit" else column)
+        left.append(not pd.api.types.is_numeric_dtype(frame[name].dtype))
+    return header, [list(row) for row in zip(*columns, strict=True)], left
+
+
+def _markdown_row(cells: list[str]) -> str:
+    return "| " + " | ".join(cell.replace("\\", "\\\\").replace("|", "\\|") for cell in cells) + " |"
+
+
+def _tex(text: str) -> str:
+    return "".join(_TEX.get(character, character) for character in text)
+
+
+def _tex_cell(cell: str) -> str:
+    """Escape a cell; numbers are typeset as mathematics."""
+    if cell.startswith("[") and ", " in cell and cell.endswith("]"):
+        low, high = cell[1:-1].split(", ")
+        # The braces keep a row that begins with a bracket from being read as an argument of \\.
+        return f"{{[}}{_tex_cell(low)}, {_tex_cell(high)}]"
+    mantissa, exponent, power = cell.partition("e")
+    try:
+        float(cell)
+    except ValueError:
+        return _tex(cell).replace("[", "{[}")
+    if exponent:
+        return rf"${mantissa} \times 10^{{{int(power)}}}$"
+    return f"${cell}$" if cell.startswith("-") else cell
