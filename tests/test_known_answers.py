@@ -142,12 +142,13 @@ def test_mask_alone_at_layer_0_on_iid_tokens_without_bos(tmp_path):
     # gives the logits, and by less where few keys are visible. The answer holds where that variance is small.
     model = tiny.build("llama", "float64")
     with torch.no_grad():
-        model.model.layers[0].self_attn.q_proj.weight.mul_(0.01)
+        model.model.layers[0].self_attn.q_proj.weight.mul_(0.03)
     ds = recorded(model, tmp_path / "d.h5", n=64, length=48)
-    table = ps.shares(ds.sel(layer=[0]), octaves=False, n_resamples=50).table.set_index("term")
+    # A level at which chance alone fails the test once in a thousand models.
+    table = ps.shares(ds.sel(layer=[0]), octaves=False, n_resamples=50, level=0.999).table.set_index("term")
     assert table.low["mask"] < 1 < table.high["mask"]
     assert table.low["residual"] < 0 < table.high["residual"]
-    assert table.se["mask"] < 0.2
+    assert table.se["mask"] < 0.01
 
 
 @pytest.mark.model
