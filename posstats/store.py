@@ -15,10 +15,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import repeat
 from pathlib import Path
 
+import dask.array as da
 import h5netcdf
 import h5py
 import numpy as np
 import xarray as xr
+from dask.base import tokenize
 
 from posstats.errors import DumpError
 from posstats.vocabulary import COORDINATES, SCHEMA_VERSION, VARIABLES
@@ -74,25 +76,58 @@ def open_dump(path: str | Path) -> xr.Dataset:
             raise DumpError(f"the dump {path} is not finished: run the same dump again, it goes on where it stopped")
         raise DumpError(f"there is no dump {path}")
     try:
-        dataset = xr.open_dataset(path, engine="h5netcdf")
+        with xr.open_dataset(path, engine="h5netcdf") as source:
+            check_schema(source, str(path))
+            frame = source.drop_vars(_names(source)).load()
+            attrs = {name: source[name].attrs for name in _names(source)}
+        file = _File(path)
+        variables = {name: xr.Variable(VARIABLES[name].dims, _lazy(file, name), attrs[name]) for name in attrs}
     except (OSError, KeyError, AttributeError) as error:
         reason = "is damaged or truncated" if h5py.is_hdf5(path) else "is not an HDF5 file"
         raise DumpError(f"{path} {reason}, so it cannot be read as a posstats dump ({error})") from error
-    try:
-        check_schema(dataset, str(path))
-    except DumpError:
-        dataset.close()
-        raise
-    lazy = dataset.assign({name: _by_layer(dataset[name]) for name in _names(dataset)})
-    lazy.set_close(dataset.close)
-    return lazy
+    dataset = frame.assign(variables)
+    dataset.set_close(file.close)
+    return dataset
 
 
-def _by_layer(variable: xr.DataArray) -> xr.DataArray:
-    """As a dask array whose chunks are as the file's along condition, layer and depth, and whole along the others."""
-    stored = dict(zip(variable.dims, variable.encoding.get("chunksizes") or variable.shape, strict=True))
+class _File:
+    """A file opened for reading; opened anew where it is unpickled, in another process."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.open = h5py.File(path, "r")
+
+    def __reduce__(self) -> tuple[type[_File], tuple[Path]]:
+        return _File, (self.path,)
+
+    def close(self) -> None:
+        self.open.close()
+
+
+class _Stored:
+    """What dask asks of an array, for a variable of a file.
+
+    h5py reads it: h5netcdf, by way of xarray, spends several times the reading on looking dimensions up.
+    """
+
+    def __init__(self, file: _File, name: str) -> None:
+        self._file, self._name = file, name
+        self.shape, self.dtype = file.open[name].shape, file.open[name].dtype
+        self.ndim = len(self.shape)
+
+    def __getitem__(self, key: tuple[slice, ...]) -> np.ndarray:
+        return self._file.open[self._name][key]
+
+
+def _lazy(file: _File, name: str) -> da.Array:
+    """A dask array whose chunks are as the file's along condition, layer and depth, and whole along the others."""
+    stored = file.open[name]
+    chunks = stored.chunks or stored.shape
     split = ("condition", "layer", "depth")
-    return variable.chunk({dim: size if dim in split else -1 for dim, size in stored.items()})
+    sizes = tuple(size if dim in split else -1 for dim, size in zip(VARIABLES[name].dims, chunks, strict=True))
+    stat = file.path.stat()
+    token = tokenize(str(file.path.resolve()), stat.st_ino, stat.st_mtime_ns, name)
+    return da.from_array(_Stored(file, name), chunks=sizes, name=f"{name}-{token}", meta=np.empty(0, stored.dtype))
 
 
 def check_schema(dataset: xr.Dataset, name: str = "the dataset") -> None:

@@ -101,7 +101,7 @@ def make_plan(
         if limit and reach > limit:
             raise InputError(f"{condition.name} needs {reach} positions, the model allows {limit}")
     token_id = np.stack([fed_tokens(condition, sequences, seed=seed) for condition in parsed])
-    vocabulary, hidden = model.get_input_embeddings().weight.shape
+    vocabulary = model.get_input_embeddings().weight.shape[0]
     if token_id.max() >= vocabulary:
         raise InputError(f"token id {token_id.max()} is not in the model's vocabulary of {vocabulary} tokens")
 
@@ -116,7 +116,7 @@ def make_plan(
         "offset": len(chosen_offsets),
         "lag": length,
         "depth": layers + 1,
-        "hidden": hidden,
+        "hidden": model.config.get_text_config().hidden_size,
     }
     coordinates = {
         "condition": np.array([condition.name for condition in parsed]),

@@ -114,9 +114,9 @@ def dump(
     )
     settings = plan.attrs["settings_sha256"]
     pieces = Pieces(parts_folder(path))
-    if is_current(path, settings, overwrite=overwrite) and not pieces.folder.exists():
-        return _reused(path)
     try:
+        if is_current(path, settings, overwrite=overwrite) and not pieces.folder.exists():
+            return _reused(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         with ExitStack() as locks:
             locks.enter_context(lock(pieces.folder / "dump.lock", shared=shard is not None))
@@ -134,6 +134,9 @@ def dump(
                 _join(pieces, path)
         if shard is not None:
             _join_if_last(pieces, path)
+    except KeyboardInterrupt:
+        _tell_how_to_go_on(pieces)
+        raise
     except OSError as error:
         reason = error.strerror or error
         raise DumpError(f"cannot write {path}: {reason}; finished batches stay in {pieces.folder}") from error
@@ -235,6 +238,19 @@ def _discard(pieces: Pieces, plan: Plan, resume: bool, overwrite: bool) -> None:
         pieces.clear()
 
 
+def _tell_how_to_go_on(pieces: Pieces) -> None:
+    manifest = pieces.manifest()
+    if manifest is not None:
+        everything = manifest.sizes["condition"] * manifest.sizes["sequence"]
+        left = sum(span.stop - span.start for span in pieces.missing(manifest))
+        logger.warning(
+            "interrupted: %d of %d sequences are safe in %s; the same dump, started again, goes on from there",
+            everything - left,
+            everything,
+            pieces.folder,
+        )
+
+
 class _Work:
     """One process's share of a dump."""
 
@@ -252,37 +268,28 @@ class _Work:
         if not missing:
             return
         self._check_space(total, path)
-        try:
-            with (
-                report_progress(f"dump {path.name}", total, unit="sequence", show=show) as bar,
-                self._recorder() as recorder,
-                ThreadPoolExecutor(1, thread_name_prefix="posstats-writer") as writer,
-            ):
-                waiting: deque[Future[None]] = deque()
-                todo = deque(missing)
-                first = True
-                while todo:
-                    span = self._next(todo)
-                    record = self._record(recorder, span, todo)
-                    if record is None:
-                        continue
-                    if first:
-                        self._keep_frame(recorder)
-                        first = False
-                    waiting.append(writer.submit(self._pieces.write, self._manifest, span, _arrays(record)))
-                    while waiting and (waiting[0].done() or len(waiting) > _WAITING):
-                        waiting.popleft().result()
-                    bar.update(span.stop - span.start)
-                for future in waiting:
-                    future.result()
-        except KeyboardInterrupt:
-            left = sum(span.stop - span.start for span in self._pieces.missing(self._manifest))
-            done = sizes["condition"] * sizes["sequence"] - left
-            logger.warning(
-                "interrupted: %d of %d sequences are safe in %s; the same dump, started again, goes on from there",
-                done, done + left, self._pieces.folder,
-            )  # fmt: skip
-            raise
+        with (
+            report_progress(f"dump {path.name}", total, unit="sequence", show=show) as bar,
+            self._recorder() as recorder,
+            ThreadPoolExecutor(1, thread_name_prefix="posstats-writer") as writer,
+        ):
+            waiting: deque[Future[None]] = deque()
+            todo = deque(missing)
+            first = True
+            while todo:
+                span = self._next(todo)
+                record = self._record(recorder, span, todo)
+                if record is None:
+                    continue
+                if first:
+                    self._keep_frame(recorder)
+                    first = False
+                waiting.append(writer.submit(self._pieces.write, self._manifest, span, _arrays(record)))
+                while waiting and (waiting[0].done() or len(waiting) > _WAITING):
+                    waiting.popleft().result()
+                bar.update(span.stop - span.start)
+            for future in waiting:
+                future.result()
 
     def _recorder(self) -> Recorder:
         plan = self._plan

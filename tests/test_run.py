@@ -1,0 +1,542 @@
+import errno
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from posstats import store
+from posstats.dump import run
+from posstats.dump.attention import Recorder
+from posstats.dump.conditions import apply, parse_condition
+from posstats.dump.inputs import Sequences, random_sequences
+from posstats.dump.memory import available_memory, is_out_of_memory, suggested_batch
+from posstats.dump.pieces import Pieces, lock
+from posstats.dump.run import dump, is_current, join_dump
+from posstats.errors import DesignError, DumpError, InputError, NumericalError
+from posstats.store import open_dump, parts_folder
+from posstats.vocabulary import COORDINATES, VARIABLES
+from tests import tiny
+
+N, T = 8, 20
+OPTIONS = {"conditions": ("baseline", "bos=mean", "bos@3"), "offsets": (0, 1, 4), "batch_size": 2, "progress": False}
+BATCHES = 12
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny.build("llama")
+
+
+@pytest.fixture(scope="module")
+def seqs():
+    return random_sequences(tiny.tokenizer(), n=N, length=T, seed=2)
+
+
+@pytest.fixture(scope="module")
+def whole(model, seqs, tmp_path_factory):
+    """An undisturbed dump."""
+    return dump(model, seqs, tmp_path_factory.mktemp("whole") / "a.h5", tokenizer=tiny.tokenizer(), **OPTIONS)
+
+
+@pytest.fixture
+def target(tmp_path):
+    return tmp_path / "data" / "a.h5"
+
+
+@pytest.fixture
+def go(model, seqs, target):
+    """The undisturbed dump again, at another place and with changed options."""
+
+    def go(path=target, **changes):
+        return dump(model, seqs, path, **{**OPTIONS, "tokenizer": tiny.tokenizer(), **changes})
+
+    return go
+
+
+def breaks_at(monkeypatch, owner, name, call, error, *, calls=None):
+    """Let the call-th call of a function raise."""
+    original, counted = getattr(owner, name), [] if calls is None else calls
+
+    def breaking(*args, **options):
+        counted.append(None)
+        if len(counted) == call:
+            raise error
+        return original(*args, **options)
+
+    monkeypatch.setattr(owner, name, breaking)
+
+
+def pieces_in(path):
+    return sorted(file.name for file in parts_folder(path).glob("*.piece"))
+
+
+class TestContent:
+    def test_dims_coordinates_and_attributes(self, whole):
+        with open_dump(whole) as ds:
+            assert set(ds.data_vars) == {name for name, spec in VARIABLES.items() if not spec.optional}
+            for name, spec in VARIABLES.items():
+                assert spec.optional or ds[name].dims == spec.dims
+            assert set(ds.coords) == set(COORDINATES) - {"probe"}
+            assert ds.condition.values.tolist() == list(OPTIONS["conditions"])
+            assert ds.offset.values.tolist() == [0, 1, 4]
+            assert ds.depth.values.tolist() == [0, 1, 2, 3]
+            assert ds.document.values.tolist() == list(range(N))
+            assert {k: ds.attrs[k] for k in ("bos", "bos_token", "bos_token_id", "seed", "sequences_seed")} == {
+                "bos": "in ids", "bos_token": "<bos>", "bos_token_id": 1, "seed": 0, "sequences_seed": 2,
+            }  # fmt: skip
+            for name in ("model", "weights_sha256", "dtype", "tokenizer", "rope_parameters", "inverse_frequencies",
+                         "torch_version", "transformers_version", "posstats_version", "schema_version", "sequences",
+                         "attention_path"):  # fmt: skip
+                assert name in ds.attrs
+            assert ds.logit.dtype == np.float32
+
+    def test_values_are_the_recorders(self, whole, model, seqs):
+        with open_dump(whole) as ds, Recorder(model, length=T, offsets=(0, 1, 4)) as recorder:
+            for number, condition in enumerate(OPTIONS["conditions"]):
+                feed = apply(parse_condition(condition), seqs, model)
+                record = recorder.record(*feed.batch(model, slice(4, 6)))
+                for name in ("logit", "sink_logit", "log_denominator_rest", "logit_sum_by_lag", "sink_output_fraction",
+                             "trajectory", "residual_norm"):  # fmt: skip
+                    np.testing.assert_array_equal(ds[name][number, 4:6].values, getattr(record, name), err_msg=name)
+                np.testing.assert_array_equal(ds.token_id[number].values, feed.token_id)
+            np.testing.assert_array_equal(ds.visible_keys.values, recorder.visible_keys)
+            assert np.isneginf(ds.learned_sink.values).all()
+
+    def test_replaced_tokens_are_recorded(self, whole, seqs):
+        with open_dump(whole) as ds:
+            ids = ds.token_id.load()
+        assert (ids.sel(condition="bos=mean", query=0) == -1).all()
+        moved = ids.sel(condition="bos@3")
+        assert (moved.sel(query=3) == seqs.bos_id).all()
+        assert len(set(moved.sel(query=0).values)) == N
+
+    def test_probes_window_and_learned_sink(self, seqs, target):
+        model = tiny.build("gpt_oss")
+        with open_dump(dump(model, seqs, target, probes=(1, 5), offsets=(0,), progress=False)) as ds:
+            assert ds.residual_sample.dims == VARIABLES["residual_sample"].dims
+            assert ds.probe.values.tolist() == [1, 5]
+            np.testing.assert_allclose(
+                np.linalg.norm(ds.residual_sample.values, axis=-1),
+                ds.residual_norm.sel(query=[1, 5]).values,
+                rtol=1e-5,
+            )
+            assert np.isfinite(ds.learned_sink.values).all()
+            assert ds.visible_keys.max("query").values.tolist() == [10, T, 10]
+
+    def test_float64_stays_float64(self, seqs, target):
+        model = tiny.build("llama", dtype="float64")
+        path = dump(model, seqs, target, conditions=("baseline", "shift=64", "repeat"), offsets=(0, 3), progress=False)
+        with open_dump(path) as ds:
+            assert ds.logit.dtype == ds.trajectory.dtype == ds.learned_sink.dtype == np.float64
+            ds.load()
+        baseline, shifted = ds.sel(condition="baseline"), ds.sel(condition="shift=64")
+        for name in ("logit", "sink_logit", "log_denominator_rest", "logit_sum_by_lag", "trajectory"):
+            np.testing.assert_allclose(shifted[name], baseline[name], rtol=0, atol=1e-9)
+        norms = ds.residual_norm.sel(condition="repeat").values
+        np.testing.assert_allclose(norms, np.broadcast_to(norms[..., :1], norms.shape), rtol=1e-9)
+
+    def test_documents_are_kept(self, model, target):
+        ids = random_sequences(tiny.tokenizer(), n=N, length=T, bos=False).ids
+        mine = Sequences(ids, ["é", "b", "c", "d", "e", "é", "b", "c"], "mine")
+        with open_dump(dump(model, mine, target, offsets=(0,), progress=False)) as ds:
+            assert ds.document.values.tolist() == mine.document.tolist()
+            assert (ds.attrs["bos"], ds.attrs["bos_token_id"], ds.attrs["sequences_seed"]) == ("none", -1, -1)
+
+
+class TestSameBytes:
+    def test_two_runs(self, go, whole):
+        assert go().read_bytes() == whole.read_bytes()
+
+    @pytest.mark.parametrize("dtype", ["float32", "float64"])
+    def test_batch_size_does_not_matter_beyond_rounding(self, seqs, tmp_path, dtype):
+        model = tiny.build("llama", dtype=dtype)
+        found = []
+        for batch in (1, 3, 8):
+            path = dump(model, seqs, tmp_path / f"{batch}.h5", **{**OPTIONS, "batch_size": batch})
+            with open_dump(path) as ds:
+                found.append(ds.load())
+        for other in found[1:]:
+            for name in found[0].data_vars:
+                np.testing.assert_allclose(
+                    other[name], found[0][name], rtol=0, atol=1e-4 if dtype == "float32" else 1e-11, err_msg=name
+                )
+            assert other.attrs["settings_sha256"] == found[0].attrs["settings_sha256"]
+
+    def test_killed_at_many_points_and_resumed(self, tmp_path):
+        """20 kills at random steps towards the disk and 4 at random times, and three shards at once."""
+        command = [sys.executable, "-m", "tests.killed", str(tmp_path), "0"]
+        root = Path(__file__).parents[1]
+        done = subprocess.run(
+            command, cwd=root, capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        )
+        assert done.returncode == 0, done.stderr
+        report = json.loads(done.stdout)
+        assert report["kills"] >= 20
+        assert report["different"] == report["left_over"] == []
+        assert report["shards"] == [0, 0, 0]
+        assert report["joined"]
+
+
+class TestResume:
+    @pytest.mark.parametrize("call", [1, 2, 7, BATCHES])
+    def test_numbers_that_are_not_finite_keep_what_is_done(self, go, whole, target, monkeypatch, call):
+        with monkeypatch.context() as patch:
+            breaks_at(patch, Recorder, "record", call, NumericalError("layer 1 is not finite"))
+            with pytest.raises(NumericalError, match="layer 1 is not finite"):
+                go()
+        assert not target.exists()
+        assert len(pieces_in(target)) == call - 1
+        with pytest.raises(DumpError, match="is not finished: run the same dump again"):
+            open_dump(target)
+        assert go().read_bytes() == whole.read_bytes()
+        assert not parts_folder(target).exists()
+
+    def test_only_what_is_missing_is_computed(self, go, target, monkeypatch):
+        with monkeypatch.context() as patch:
+            breaks_at(patch, Recorder, "record", 8, NumericalError("x"))
+            with pytest.raises(NumericalError):
+                go()
+        calls = []
+        breaks_at(monkeypatch, Recorder, "record", -1, None, calls=calls)
+        go()
+        assert len(calls) == BATCHES - 7
+        assert target.exists()
+
+    def test_interrupt(self, go, whole, target, monkeypatch, caplog):
+        with monkeypatch.context() as patch:
+            breaks_at(patch, Recorder, "record", 6, KeyboardInterrupt())
+            with pytest.raises(KeyboardInterrupt):
+                go()
+        assert f"interrupted: 10 of 24 sequences are safe in {parts_folder(target)}" in caplog.text
+        assert "started again, goes on from there" in caplog.text
+        assert go().read_bytes() == whole.read_bytes()
+
+    def test_damaged_piece_is_done_again(self, go, whole, target, monkeypatch):
+        with monkeypatch.context() as patch:
+            breaks_at(patch, Recorder, "record", 6, NumericalError("x"))
+            with pytest.raises(NumericalError):
+                go()
+        piece = parts_folder(target) / pieces_in(target)[2]
+        piece.write_bytes(piece.read_bytes()[:-5])
+        assert go().read_bytes() == whole.read_bytes()
+
+    def test_another_batch_size_fills_the_gaps(self, go, whole, monkeypatch):
+        with monkeypatch.context() as patch:
+            breaks_at(patch, Recorder, "record", 6, NumericalError("x"))
+            with pytest.raises(NumericalError):
+                go()
+        assert go(batch_size=5).read_bytes() == whole.read_bytes()
+
+    def test_start_anew(self, go, monkeypatch):
+        with monkeypatch.context() as patch:
+            breaks_at(patch, Recorder, "record", 6, NumericalError("x"))
+            with pytest.raises(NumericalError):
+                go()
+        calls = []
+        breaks_at(monkeypatch, Recorder, "record", -1, None, calls=calls)
+        go(resume=False)
+        assert len(calls) == BATCHES
+
+    def test_unfinished_work_with_other_settings(self, go, target, monkeypatch):
+        with monkeypatch.context() as patch:
+            breaks_at(patch, Recorder, "record", 6, NumericalError("x"))
+            with pytest.raises(NumericalError):
+                go()
+        with pytest.raises(DumpError, match=r"other settings \(seed, settings_sha256 differ\)"):
+            go(seed=1)
+        assert len(pieces_in(target)) == 5
+        with open_dump(go(seed=1, overwrite=True)) as ds:
+            assert ds.attrs["seed"] == 1
+
+
+class TestReuse:
+    def test_finished_dump_is_reused(self, go, target, monkeypatch, caplog):
+        go()
+        before = target.stat()
+        monkeypatch.setattr(Recorder, "record", None)
+        with caplog.at_level(logging.INFO, "posstats"):
+            assert go() == target
+        assert target.stat().st_mtime_ns == before.st_mtime_ns
+        assert "reusing" in caplog.text
+        assert not parts_folder(target).exists()
+
+    @pytest.mark.parametrize(
+        "change", [{"seed": 1}, {"offsets": (0, 1)}, {"conditions": ("baseline",)}, {"probes": (3,)}]
+    )
+    def test_changed_setting(self, go, target, change):
+        go()
+        before = target.read_bytes()
+        with pytest.raises(DumpError, match="recorded with other settings"):
+            go(**change)
+        assert target.read_bytes() == before
+        assert go(**change, overwrite=True).read_bytes() != before
+
+    def test_changed_sequences_or_weights(self, go, model, seqs, target):
+        go()
+        other = random_sequences(tiny.tokenizer(), n=N, length=T, seed=3)
+        for changed in ((model, other), (tiny.build("llama", seed=1), seqs)):
+            with pytest.raises(DumpError, match="recorded with other settings"):
+                dump(*changed, target, tokenizer=tiny.tokenizer(), **OPTIONS)
+
+    def test_something_else_at_the_target(self, go, target, whole):
+        target.parent.mkdir()
+        target.write_text("my notes")
+        with pytest.raises(DumpError, match="not an HDF5 file"):
+            go()
+        assert target.read_text() == "my notes"
+        assert go(overwrite=True).read_bytes() == whole.read_bytes()
+        with pytest.raises(DumpError, match="is a folder"):
+            go(target.parent)
+
+    def test_old_dump_stays_until_the_new_one_is_whole(self, go, target, monkeypatch):
+        before = go().read_bytes()
+        breaks_at(monkeypatch, Recorder, "record", 6, NumericalError("x"))
+        with pytest.raises(NumericalError):
+            go(seed=1, overwrite=True)
+        assert target.read_bytes() == before
+
+    def test_is_current(self, whole, target):
+        with open_dump(whole) as ds:
+            settings = ds.attrs["settings_sha256"]
+        assert is_current(whole, settings)
+        assert not is_current(whole, "other", overwrite=True)
+        assert not is_current(target, settings)
+
+
+class TestDisk:
+    @pytest.mark.parametrize("call", [1, 5])
+    def test_full_disk_while_recording(self, go, whole, target, monkeypatch, call):
+        calls = []
+        with monkeypatch.context() as patch:
+            full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            breaks_at(patch, Pieces, "write", call, full)
+            breaks_at(patch, Recorder, "record", -1, None, calls=calls)
+            with pytest.raises(DumpError, match=r"a\.h5: No space left on device; finished batches stay"):
+                go()
+        assert len(calls) <= call + run._WAITING + 1, "the error has to stop the work at once"
+        assert len(pieces_in(target)) >= call - 1
+        assert go().read_bytes() == whole.read_bytes()
+
+    def test_real_file_size_limit(self, go, whole, target):
+        """A limit set at the operating system: the piece that does not fit leaves no trace."""
+        import resource
+        import signal
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (8192, hard))
+        try:
+            with pytest.raises(DumpError, match="File too large"):
+                go()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+            signal.signal(signal.SIGXFSZ, handler)
+        assert pieces_in(target) == []
+        assert not [file for file in parts_folder(target).iterdir() if file.name.startswith(".")]
+        assert go().read_bytes() == whole.read_bytes()
+
+    def test_full_disk_while_joining(self, go, whole, target, monkeypatch):
+        with monkeypatch.context() as patch:
+            full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            breaks_at(patch, store, "_compressed_chunk", 4, full)
+            with pytest.raises(DumpError, match="No space left on device"):
+                go()
+        assert len(pieces_in(target)) == BATCHES
+        assert not target.exists()
+        monkeypatch.setattr(Recorder, "record", None)
+        assert go().read_bytes() == whole.read_bytes()
+
+    def test_too_little_space_is_noticed_before_the_work(self, go, target, monkeypatch):
+        usage = shutil.disk_usage("/")
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
+        monkeypatch.setattr(Recorder, "record", None)
+        with pytest.raises(DumpError, match=r"needs about .* GB while it is being written, and 0.0 GB are free"):
+            go()
+        assert pieces_in(target) == []
+
+    def test_target_without_permission(self, go, tmp_path):
+        folder = tmp_path / "locked"
+        folder.mkdir()
+        folder.chmod(0o555)
+        privileged = os.geteuid() == 0
+        if privileged:
+            os.seteuid(65534)
+        try:
+            with pytest.raises(DumpError, match=r"cannot write .*Permission denied"):
+                go(folder / "a.h5")
+        finally:
+            if privileged:
+                os.seteuid(0)
+
+    def test_target_below_a_file(self, go, tmp_path):
+        (tmp_path / "file").write_text("")
+        with pytest.raises(DumpError, match="cannot write"):
+            go(tmp_path / "file" / "a.h5")
+
+
+class TestLocks:
+    def test_second_process_is_told_who_holds_it(self, go, whole, target):
+        code = (
+            "import sys, time; from pathlib import Path; from posstats.dump.pieces import lock\n"
+            "with lock(Path(sys.argv[1])): print('held', flush=True); time.sleep(600)"
+        )
+        file = parts_folder(target) / "dump.lock"
+        holder = subprocess.Popen([sys.executable, "-c", code, str(file)], stdout=subprocess.PIPE, text=True)
+        try:
+            assert holder.stdout.readline() == "held\n"
+            for options in ({}, {"shard": (1, 2)}):
+                with pytest.raises(DumpError, match=rf"is being written by process {holder.pid} on "):
+                    go(**options)
+            with pytest.raises(DumpError, match=f"process {holder.pid}"):
+                join_dump(target)
+        finally:
+            holder.kill()
+            holder.wait()
+            holder.stdout.close()
+        assert go().read_bytes() == whole.read_bytes(), "a killed process holds nothing"
+
+    def test_shards_exclude_the_whole_and_themselves(self, go, target):
+        folder = parts_folder(target)
+        with lock(folder / "dump.lock", shared=True), lock(folder / "shard-1-of-2.lock"):
+            with pytest.raises(DumpError, match="is being written by"):
+                go()
+            with pytest.raises(DumpError, match="is being written by"):
+                go(shard=(1, 2))
+            go(shard=(2, 2))
+        assert not target.exists()
+        assert pieces_in(target)
+
+
+class TestShards:
+    def test_shards_one_after_another(self, go, whole, target, caplog):
+        for k in (3, 1):
+            go(shard=(k, 3))
+            assert not target.exists()
+        with pytest.raises(DumpError, match=r"4 batches .* are not recorded yet: run the remaining shards"):
+            join_dump(target)
+        go(shard=(2, 3))
+        assert target.read_bytes() == whole.read_bytes()
+        assert not parts_folder(target).exists()
+        with caplog.at_level(logging.INFO, "posstats"):
+            go(shard=(1, 3))
+        assert "reusing" in caplog.text
+
+    def test_shards_of_several_machines(self, go, whole, tmp_path):
+        paths = [tmp_path / str(k) / "a.h5" for k in (1, 2)]
+        for k, path in enumerate(paths, start=1):
+            go(path, shard=(k, 2))
+        for piece in parts_folder(paths[1]).glob("*.piece"):
+            shutil.copy(piece, parts_folder(paths[0]))
+        assert join_dump(paths[0]).read_bytes() == whole.read_bytes()
+
+    def test_more_shards_than_batches(self, go, whole, target):
+        for k in range(1, 15):
+            go(shard=(k, 14))
+        assert target.read_bytes() == whole.read_bytes()
+
+    def test_the_whole_dump_finishes_what_shards_left(self, go, whole):
+        go(shard=(2, 3))
+        assert go().read_bytes() == whole.read_bytes()
+
+    def test_join_without_pieces(self, target):
+        with pytest.raises(DumpError, match="no folder"):
+            join_dump(target)
+        parts_folder(target).mkdir(parents=True)
+        with pytest.raises(DumpError, match="holds no manifest"):
+            join_dump(target)
+
+
+class TestMemory:
+    @pytest.mark.parametrize(
+        "error",
+        [
+            torch.OutOfMemoryError("CUDA out of memory."),
+            RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: not enough memory"),
+            MemoryError(),
+        ],
+    )
+    def test_out_of_memory_halves_the_batch(self, go, whole, monkeypatch, caplog, error):
+        record = Recorder.record
+
+        def small_memory(recorder, embeddings, positions):
+            if len(embeddings) > 3:
+                raise error
+            return record(recorder, embeddings, positions)
+
+        monkeypatch.setattr(Recorder, "record", small_memory)
+        with open_dump(go(batch_size=8)) as halved, open_dump(whole) as expected:
+            for name in expected.data_vars:
+                np.testing.assert_array_equal(halved[name].values, expected[name].values)
+        assert [r.message for r in caplog.records if r.levelno == logging.WARNING] == [
+            "out of memory with 8 sequences at once, going on with 4",
+            "out of memory with 4 sequences at once, going on with 2",
+        ]
+
+    def test_one_sequence_too_large(self, go, monkeypatch):
+        monkeypatch.setattr(Recorder, "record", lambda *_: (_ for _ in ()).throw(MemoryError()))
+        with pytest.raises(DumpError, match="one sequence of 20 tokens does not fit into the memory"):
+            go()
+
+    def test_other_errors_are_not_swallowed(self, go, monkeypatch):
+        breaks_at(monkeypatch, Recorder, "record", 1, RuntimeError("something else"))
+        with pytest.raises(RuntimeError, match="something else"):
+            go()
+
+    def test_suggested_batch(self, model, monkeypatch):
+        assert available_memory(torch.device("cpu")) > 2**20
+        assert suggested_batch(model, 192, 10**6) in (1, 2, 4, 8, 16)
+        monkeypatch.setattr("posstats.dump.memory.available_memory", lambda _: 10**9)
+        assert suggested_batch(model, 192, 10**6) == 16
+        assert suggested_batch(model, 192, 10**7) == 8
+        assert suggested_batch(model, 10**6, 10**9) == 1
+        assert not is_out_of_memory(RuntimeError("shapes do not match"))
+
+    def test_default_batch(self, go, whole):
+        with open_dump(go(batch_size=None)) as ds, open_dump(whole) as expected:
+            np.testing.assert_allclose(ds.logit.values, expected.logit.values, atol=1e-4)
+
+
+class TestChecksBeforeTheWork:
+    @pytest.mark.parametrize(
+        ("change", "error", "message"),
+        [
+            ({"offsets": (0, T)}, InputError, r"offset 20 is outside 0 \.\. 19"),
+            ({"offsets": (-1,)}, InputError, "offset -1"),
+            ({"offsets": ()}, InputError, "at least one offset"),
+            ({"offsets": (1, 1)}, InputError, "once"),
+            ({"probes": (T,)}, InputError, "probe 20"),
+            ({"conditions": ("baseline", "bos=two")}, InputError, "there is no condition 'bos=two'"),
+            ({"conditions": ("baseline", "bos@20")}, InputError, "below the length"),
+            ({"conditions": ("baseline", "bos=token:97")}, InputError, "vocabulary of 97"),
+            ({"conditions": ("shift=109",)}, InputError, "shift=109 needs 129 positions, the model allows 128"),
+            ({"batch_size": 0}, InputError, "batch_size"),
+            ({"shard": (0, 2)}, InputError, "1 <= k <= n"),
+            ({"shard": (3, 2)}, InputError, "1 <= k <= n"),
+            ({"shard": (1, 2), "resume": False}, InputError, "belongs to the other shards"),
+            ({"seed": -1}, InputError, "seed"),
+        ],
+    )
+    def test_options(self, go, target, change, error, message):
+        with pytest.raises(error, match=message):
+            go(**change)
+        assert not target.parent.exists()
+
+    def test_sequences(self, model, target):
+        tok = tiny.tokenizer()
+        with pytest.raises(InputError, match="baseline needs 200 positions, the model allows 128"):
+            dump(model, random_sequences(tok, n=5, length=200), target)
+        with pytest.raises(DesignError, match="at least 5 are needed"):
+            dump(model, random_sequences(tok, n=4, length=T), target)
+        ids = random_sequences(tok, n=6, length=T).ids
+        with pytest.raises(DesignError, match=r"come from 2 document\(s\)"):
+            dump(model, Sequences(ids, list("aabbab"), "mine"), target)
+        with pytest.raises(InputError, match="token id 97"):
+            dump(model, Sequences(np.full((5, T), 97), np.arange(5), "mine"), target)
+        assert not target.parent.exists()
