@@ -8,7 +8,8 @@ import xarray as xr
 from posstats.errors import DesignError, InputError
 from posstats.stats.components import LayerField, document_sums
 from posstats.stats.terms import decompose as decompose_layer
-from posstats.stats.terms import lag_means, reference
+from posstats.stats.terms import lag_means
+from posstats.stats.terms import reference as build_reference
 from posstats.vocabulary import LOG_ATTENTION, MINIMUM_DOCUMENTS, TERMS
 
 _NEEDED = ("logit", "sink_logit", "log_denominator_rest", "logit_sum_by_lag", "visible_keys", "learned_sink")
@@ -24,11 +25,15 @@ _LONG_NAMES = {
 }
 
 
-def decompose(ds: xr.Dataset, offsets: Sequence[int] | None = None) -> xr.Dataset:
+#: What the stationary reference is averaged over.
+REFERENCES = ("pooled", "sequence")
+
+
+def decompose(ds: xr.Dataset, offsets: Sequence[int] | None = None, *, reference: str = "pooled") -> xr.Dataset:
     """Split log attention into its five additive terms.
 
     ``log A[i,i-d] = relative + mask + sink + logit_drift + denominator_drift``, exactly, per sequence, layer, head,
-    query and offset. The stationary reference is estimated from all sequences of `ds`.
+    query and offset.
 
     Parameters
     ----------
@@ -36,6 +41,10 @@ def decompose(ds: xr.Dataset, offsets: Sequence[int] | None = None) -> xr.Datase
         A dump (:func:`posstats.open_dump`); lazy data stay lazy.
     offsets : sequence of int, optional
         Offsets to keep; all recorded ones if not given.
+    reference : {"pooled", "sequence"}
+        The stationary reference is the mean over queries and all sequences of `ds`, which is what every estimator
+        needs; or of each sequence by itself, for which a sequence whose hidden states are equal at all positions (the
+        condition `repeat`) has no residual terms at all. `relative` and `mask` then have a sequence dimension.
 
     Returns
     -------
@@ -49,7 +58,7 @@ def decompose(ds: xr.Dataset, offsets: Sequence[int] | None = None) -> xr.Datase
     Raises
     ------
     InputError
-        If `ds` is not a dump or an offset was not recorded.
+        If `ds` is not a dump, an offset was not recorded, or `reference` is unknown.
     NumericalError
         If recorded values are infinite, or the terms do not sum to log attention (when computed).
 
@@ -64,6 +73,8 @@ def decompose(ds: xr.Dataset, offsets: Sequence[int] | None = None) -> xr.Datase
     missing = [name for name in _NEEDED if name not in ds]
     if missing:
         raise InputError(f"This dataset is not a dump: it lacks {', '.join(missing)}. Open one with open_dump(path).")
+    if reference not in REFERENCES:
+        raise InputError(f"reference must be one of {', '.join(REFERENCES)}, not {reference!r}.")
     if offsets is not None:
         absent = sorted(set(offsets) - set(ds.offset.values.tolist()))
         if absent:
@@ -71,22 +82,35 @@ def decompose(ds: xr.Dataset, offsets: Sequence[int] | None = None) -> xr.Datase
         ds = ds.sel(offset=list(offsets))
     recorded = ds.offset.values.astype(np.int64)
 
+    own = ["sequence"] if reference == "sequence" else []
+
     def one_layer(logit, sink_logit, rest, sums, visible, learned):  # type: ignore[no-untyped-def]  # xarray calls it
         lag_mean = lag_means(sums, visible)
-        ref = reference(lag_mean.mean(axis=0), visible, learned)
-        terms = decompose_layer(logit, sink_logit, rest, ref, recorded)
-        return (*(getattr(terms, name) for name in (*TERMS, LOG_ATTENTION)), lag_mean, ref.logit)
+
+        def split(chosen: slice) -> tuple[np.ndarray, ...]:
+            ref = build_reference(lag_mean[chosen].mean(axis=0), visible, learned)
+            terms = decompose_layer(logit[chosen], sink_logit[chosen], rest[chosen], ref, recorded)
+            return (*(getattr(terms, name) for name in (*TERMS, LOG_ATTENTION)), lag_mean[chosen], ref.logit)
+
+        if not own:
+            return split(slice(None))
+        alone = [split(slice(n, n + 1)) for n in range(len(logit))]
+        return tuple(
+            np.stack(values) if name in shared else np.concatenate(values)
+            for name, values in zip(output, zip(*alone, strict=True), strict=True)
+        )
 
     per_query = ["sequence", "head", "query"]
+    shared = ("relative", "mask", "reference_logit")
     output = {
-        "relative": ["head", "offset"],
-        "mask": ["head", "query"],
+        "relative": [*own, "head", "offset"],
+        "mask": [*own, "head", "query"],
         "sink": per_query,
         "logit_drift": [*per_query, "offset"],
         "denominator_drift": per_query,
         LOG_ATTENTION: [*per_query, "offset"],
         "lag_mean": ["sequence", "head", "lag"],
-        "reference_logit": ["head", "lag"],
+        "reference_logit": [*own, "head", "lag"],
     }
     arrays = xr.apply_ufunc(
         one_layer,
@@ -151,6 +175,10 @@ def layer_fields(terms: xr.Dataset) -> Iterator[tuple[int, LayerField]]:
     terms : xarray.Dataset
         Terms of a single condition (no condition dimension).
     """
+    if "sequence" in terms.reference_logit.dims:
+        raise InputError(
+            "These terms have a reference per sequence; estimators need decompose(..., reference='pooled')."
+        )
     codes, _ = document_codes(terms)
     offsets = terms.offset.values.astype(np.int64)
     for index, label in enumerate(terms.layer.values.tolist()):
@@ -158,7 +186,7 @@ def layer_fields(terms: xr.Dataset) -> Iterator[tuple[int, LayerField]]:
         visible = layer.visible_keys.values.astype(np.int64)
         learned = layer.learned_sink.values.astype(np.float64)
         # The reference these terms were built with; every replicate puts its own in its place.
-        ref = reference(layer.reference_logit.values, visible, learned)
+        ref = build_reference(layer.reference_logit.values, visible, learned)
         per_query = ("sequence", "head", "query")
         sink = layer.sink.transpose(*per_query).values
         drift = layer.denominator_drift.transpose(*per_query).values
