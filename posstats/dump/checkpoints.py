@@ -124,7 +124,7 @@ def _read_gguf(path: Path) -> tuple[Any, Any]:
             str(path.parent), dtype=torch.float32, **where, **unpack
         )
         tokenizer = transformers.AutoTokenizer.from_pretrained(str(path.parent), **where)
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except Exception as error:  # the contents of a file can go wrong in any way
         raise ModelError(f"transformers cannot read {path.name}: {error}") from error
     # A model that came from GGUF counts as quantised and refuses to be saved, although its weights are plain tensors.
     config = loaded.config

