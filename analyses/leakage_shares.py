@@ -20,7 +20,7 @@ def analyse(ds: xr.Dataset, inference: InferenceConfig) -> Findings:
 
     heads = by_head.table[by_head.table.term == RESIDUAL]
     significant = int(np.count_nonzero(heads.q < 1 - inference.level))
-    found = f"{significant} of {len(heads)} heads; {int(heads.estimate.isna().sum())} withheld"
+    withheld = int(heads.estimate.isna().sum())
     return Findings(
         tables={"leakage": leakage, "shares": shares, "shares_by_layer": by_layer, "shares_by_head": by_head},
         figures={
@@ -30,9 +30,14 @@ def analyse(ds: xr.Dataset, inference: InferenceConfig) -> Findings:
         headline=[
             Quantity.of("leakage", leakage.units, leakage, condition=BASELINE, queries="all"),
             *(
-                Quantity.of(f"{term.replace('_', ' ')} share", "1", shares, queries="all", term=term)
+                Quantity.of(f"{term.replace('_', ' ')} share", "fraction", shares, queries="all", term=term)
                 for term in ("mask", RESIDUAL, *RESIDUAL_TERMS)
             ),
-            Quantity("heads with a significant residual share", "heads", significant, note=found),
+            Quantity(
+                "heads with a significant residual share",
+                "heads",
+                significant,
+                note=f"of {len(heads)}, {withheld} withheld",
+            ),
         ],
     )

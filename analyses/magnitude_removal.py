@@ -25,7 +25,7 @@ def analyse(ds: xr.Dataset, inference: InferenceConfig) -> Findings:
         tables["removal"] = removal
         drawn["removal_by_octave"] = figures.removal_by_octave(removal)
         headline += [
-            Quantity.of(f"early removal by {name}", "1", removal, condition=name, queries=EARLY)
+            Quantity.of(f"early removal by {name}", "fraction", removal, condition=name, queries=EARLY)
             for name in replacements
         ]
     return Findings(tables, drawn, headline)

@@ -14,13 +14,13 @@ def analyse(ds: xr.Dataset, inference: InferenceConfig) -> Findings:
     heads = tests.table[tests.table.term == LOG_ATTENTION]
     alpha = 1 - inference.level
     counts = {
-        "heads whose log attention has a slope on position": heads.q,
-        "heads whose log attention depends on position (spline)": heads.spline_q,
+        f"heads with a slope of log attention on position, q < {alpha:.2g}": heads.q,
+        f"heads with log attention bent by position (spline), q < {alpha:.2g}": heads.spline_q,
     }
     return Findings(
         tables={"position_tests": tests},
         headline=[
-            Quantity(what, "heads", int(np.count_nonzero(q < alpha)), note=f"of {len(heads)} heads, q < {alpha:.2g}")
+            Quantity(what, "heads", int(np.count_nonzero(q < alpha)), note=f"of {len(heads)}")
             for what, q in counts.items()
         ],
     )

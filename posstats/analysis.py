@@ -145,7 +145,7 @@ def run_analyses(config: AnalysisConfig, dumps: Mapping[str, Path], folder: Path
     missing = [task for task in tasks if task not in headline]
     if not missing:
         logger.info("results are current: nothing they rest on has changed since they were computed")
-    with progress("analyses", len(missing), unit="analysis", show=show and bool(missing)) as bar:
+    with progress("analyses", len(missing), unit="question", show=show and bool(missing)) as bar:
         for task, quantities in _computed(missing, config.run.workers):
             headline[task] = quantities
             logger.info("finished %s", task.label)
@@ -240,6 +240,8 @@ def _headline_table(
 ) -> Table:
     rows = [{"dump": task.dump_name, **quantity} for task, quantities in found for quantity in quantities]
     frame = pd.DataFrame(rows, columns=_HEADLINE)
+    # Counts stay whole numbers beside estimates.
+    frame["estimate"] = pd.Series([row["estimate"] for row in rows], dtype=object)
     level = config.inference.level
     notes = [f"{100 * level:g}% intervals ({config.inference.method}). Resampling unit: document."]
     for name, path in dumps.items():

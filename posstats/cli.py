@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from tqdm import tqdm
 
 import posstats
 from posstats.analysis import run_analyses
@@ -219,12 +220,18 @@ def _plain(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else value
 
 
+class _Lines(logging.Handler):
+    """One line each on stderr, above a progress bar where there is one."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        tqdm.write(self.format(record), file=sys.stderr)
+
+
 @contextmanager
 def _reporting(quiet: bool) -> Iterator[None]:
     """Log lines and warnings to stderr, one line each."""
     logger = logging.getLogger("posstats")
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(message)s"))
+    handler = _Lines()
     before = logger.level
     logger.addHandler(handler)
     logger.setLevel(logging.WARNING if quiet else logging.INFO)

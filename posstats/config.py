@@ -116,7 +116,7 @@ class InferenceConfig:
     method : str
         Interval method: jackknife, studentized, bca, expanded, percentile or basic.
     n_resamples : int
-        Bootstrap replicates.
+        Bootstrap replicates; the jackknife needs none.
     n_permutations : int
         Sign flips of the leakage test.
     adjust : str
@@ -138,7 +138,9 @@ class InferenceConfig:
 
     def resampling(self) -> dict[str, Any]:
         """Keyword arguments of estimators that resample but do not test."""
-        return {"level": self.level, "method": self.method, "n_resamples": self.n_resamples, "seed": self.seed}
+        # A jackknife interval rests on no replicate; drawing one only is what costs least.
+        n_resamples = 1 if self.method == "jackknife" else self.n_resamples
+        return {"level": self.level, "method": self.method, "n_resamples": n_resamples, "seed": self.seed}
 
     def testing(self) -> dict[str, Any]:
         """Keyword arguments of estimators that resample, test and adjust."""

@@ -73,8 +73,17 @@ def shares_by_layer(result: ShareResult, ax: Axes | None = None, *, terms: Seque
     for term in terms:
         colour, marker = _TERM_STYLE[term]
         rows = table[table.term == term].sort_values("layer")
-        ax.fill_between(rows.layer, rows.low, rows.high, color=colour, alpha=0.2, linewidth=0)
-        ax.plot(rows.layer, rows.estimate, color=colour, marker=marker, markersize=4, label=term.replace("_", " "))
+        ax.errorbar(
+            rows.layer,
+            rows.estimate,
+            yerr=[rows.estimate - rows.low, rows.high - rows.estimate],
+            color=colour,
+            marker=marker,
+            markersize=4,
+            linewidth=1,
+            capsize=2,
+            label=term.replace("_", " "),
+        )
     withheld = np.unique(table.layer[table.estimate.isna()])
     if len(withheld):
         bottom = ax.get_xaxis_transform()
@@ -87,7 +96,7 @@ def shares_by_layer(result: ShareResult, ax: Axes | None = None, *, terms: Seque
     ax.set_xlabel("layer")
     ax.set_ylabel("share of leakage")
     ax.legend(frameon=False)
-    return _captioned(ax, result, "bands")
+    return _captioned(ax, result)
 
 
 def head_map(result: ShareResult, ax: Axes | None = None, *, term: str = RESIDUAL) -> Axes:
@@ -127,15 +136,16 @@ def head_map(result: ShareResult, ax: Axes | None = None, *, term: str = RESIDUA
     share, q = (table.pivot(index="head", columns="layer", values=name) for name in ("estimate", "q"))
     layers, heads = share.columns.to_numpy(), share.index.to_numpy()
     ax = _axes(ax, (max(4.0, 0.24 * len(layers) + 2.2), max(2.4, 0.24 * len(heads) + 1.2)))
-    finite = np.abs(share.to_numpy()[np.isfinite(share.to_numpy())])
-    reach = max(1.0, float(finite.max())) if len(finite) else 1.0
+    sizes = np.abs(table.estimate.dropna())
+    # A share of little leakage can be far from 0 .. 1; a few of them must not flatten the colours of the others.
+    reach = max(1.0, float(np.quantile(sizes, 0.95))) if len(sizes) else 1.0
     colours = mpl.colormaps["PuOr_r"].with_extremes(bad="0.85")
     image = ax.imshow(
         np.ma.masked_invalid(share.to_numpy()), cmap=colours, vmin=-reach, vmax=reach, aspect="auto", origin="lower"
     )
     alpha = 1 - _level(result)
     for marker, chosen, label in (
-        (".", q.to_numpy() < alpha, f"q < {alpha:.2g}"),
+        (".", q.to_numpy() < alpha, f"differs from 0 (q < {alpha:.2g})"),
         ("x", share.isna().to_numpy(), "withheld: leakage not significant"),
     ):
         rows, columns = np.nonzero(chosen)
@@ -146,7 +156,7 @@ def head_map(result: ShareResult, ax: Axes | None = None, *, term: str = RESIDUA
     ax.set_xlabel("layer")
     ax.set_ylabel("head")
     ax.legend(frameon=False, ncols=2, loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2, fontsize="small")
-    bar = ax.figure.colorbar(image, ax=ax)
+    bar = ax.figure.colorbar(image, ax=ax, extend="both" if (sizes > reach).any() else "neither")
     bar.set_label(f"{term} share of leakage")
     return ax
 
@@ -189,7 +199,7 @@ def magnitude_by_octave(
     _octave_lines(ax, table[table.term == term], conditions)
     ax.axhline(0, color=_GREY, linewidth=0.8, linestyle=":", zorder=0)
     ax.set_ylabel(f"{term} magnitude (nats²)")
-    return _captioned(ax, result, "bars")
+    return _captioned(ax, result)
 
 
 def removal_by_octave(
@@ -239,7 +249,7 @@ def removal_by_octave(
         )
         ax.legend(frameon=False, fontsize="small")
     ax.set_ylabel("residual magnitude removed (fraction)")
-    return _captioned(ax, result, "bars")
+    return _captioned(ax, result)
 
 
 def save_figure(ax: Axes, folder: str | Path, name: str) -> list[Path]:
@@ -286,10 +296,10 @@ def _level(result: Result) -> float:
     return float(str(result.settings["level"]))
 
 
-def _captioned(ax: Axes, result: Result, shape: str) -> Axes:
+def _captioned(ax: Axes, result: Result) -> Axes:
     """Name the intervals: their level and the resampling unit."""
     documents = result.settings["n_documents"]
-    text = f"{shape}: {100 * _level(result):g}% intervals, resampling unit: document (G = {documents})"
+    text = f"bars: {100 * _level(result):g}% intervals, resampling unit: document (G = {documents})"
     ax.set_title(text, fontsize="small", loc="left")
     return ax
 

@@ -14,7 +14,7 @@ import pandas as pd
 from posstats.results import LeakageResult, PositionResult, RemovalResult, Result, ShareResult
 from posstats.stats.resample import INTERVAL_METHODS
 
-#: What every column of a table means.
+#: What every column of a table means, in the order of the columns.
 COLUMNS = {
     "dump": "which dump the numbers come from",
     "condition": "intervention on the input",
@@ -110,8 +110,9 @@ def table_of(result: Result) -> Table:
     settings = result.settings
     level = float(str(settings.get("level", 0.95)))
     if "interval" in settings:
-        method = INTERVAL_METHODS[str(settings["interval"])]
-        source = f"{method}; {settings['n_resamples']} bootstrap replicates, seed {settings['seed']}"
+        source = INTERVAL_METHODS[str(settings["interval"])]
+        if settings["interval"] != "jackknife":  # which draws no replicates
+            source += f"; {settings['n_resamples']} bootstrap replicates, seed {settings['seed']}"
     else:
         source = str(settings.get("standard_errors", ""))
     notes = [
@@ -123,7 +124,8 @@ def table_of(result: Result) -> Table:
         adjustment = _ADJUSTMENTS[str(settings["adjustment"])]
         notes.append(f"q: {adjustment} over {_FAMILIES[type(result)]}.")
     notes += [f"Note: {note}." for note in result.notes]
-    return Table(result.table, result.title, units | _UNITS, tuple(notes), level)
+    order = sorted(result.table.columns, key=list(COLUMNS).index)
+    return Table(result.table[order], result.title, units | _UNITS, tuple(notes), level)
 
 
 def significant(value: object) -> str:
@@ -329,7 +331,7 @@ def _formatted(table: Table) -> tuple[list[str], list[list[str]], list[bool]]:
             column = [significant(value) for value in frame[name].tolist()]
         header.append(f"{title} ({unit})" if unit else title)
         columns.append([cell.replace("^2", "²") for cell in column] if name == "unit" else column)
-        left.append(not pd.api.types.is_numeric_dtype(frame[name].dtype))
+        left.append(any(isinstance(value, str) for value in frame[name]))
     return header, [list(row) for row in zip(*columns, strict=True)], left
 
 
