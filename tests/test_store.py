@@ -1,3 +1,4 @@
+import pickle
 import shutil
 import subprocess
 
@@ -198,3 +199,12 @@ def test_not_a_dump(tmp_path):
 def test_schema_is_checked(change, message):
     with pytest.raises(DumpError, match=message):
         check_schema(change(example().assign_attrs(schema_version=SCHEMA_VERSION)))
+
+
+def test_lazy_arrays_travel_to_other_processes(path):
+    with open_dump(path) as dump:
+        travelled = pickle.loads(pickle.dumps(dump.logit.data))
+        np.testing.assert_array_equal(travelled.compute(), example().logit.values)
+        again = open_dump(path)
+        assert again.logit.data.name == dump.logit.data.name
+        again.close()

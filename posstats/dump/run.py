@@ -269,7 +269,7 @@ class _Work:
             return
         self._check_space(total, path)
         with (
-            report_progress(f"dump {path.name}", total, unit="sequence", show=show) as bar,
+            report_progress(f"dump {path.name}", total, unit="sequences", show=show) as bar,
             self._recorder() as recorder,
             ThreadPoolExecutor(1, thread_name_prefix="posstats-writer") as writer,
         ):
