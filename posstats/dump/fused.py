@@ -24,7 +24,9 @@ from posstats.dump.statistics import (
     sum_diagonals,
 )
 
-_ROWS = 1024  # positions, times sequences, multiplied at once: small enough to stay in cache
+# Temporaries of this size stay in cache and are not asked from the operating system each time.
+_ROWS = 512  # positions, times sequences, multiplied at once
+_SPECTRUM_BYTES = 2 << 20  # padded queries transformed at once
 _TAIL = 64  # longest lags whose sums, of this many logits or fewer, are taken directly
 _WINDOW_BLOCK = 256  # least number of queries handed to the kernel together under a sliding window
 
@@ -210,14 +212,16 @@ def offset_logits(
     dtype = torch.promote_types(query.dtype, torch.float32)
     found = query.new_full((batch, kv_heads, heads // kv_heads, length, len(offsets)), torch.nan, dtype=dtype)
     grouped = query.unflatten(1, (kv_heads, heads // kv_heads))
-    rows = max(1, _ROWS // batch)
+    rows = min(length, max(1, _ROWS // batch))
+    product = torch.empty_like(grouped[..., :rows, :])
     for start in range(0, length, rows):
         stop = min(start + rows, length)
         for column, offset in enumerate(offsets):
             begin = max(start, offset + 1)
             if begin < stop and offset < window:
-                product = grouped[..., begin:stop, :] * key[:, :, None, begin - offset : stop - offset]
-                torch.sum(product, -1, dtype=dtype, out=found[..., begin:stop, column])
+                part = product[..., : stop - begin, :]
+                torch.mul(grouped[..., begin:stop, :], key[:, :, None, begin - offset : stop - offset], out=part)
+                torch.sum(part, -1, dtype=dtype, out=found[..., begin:stop, column])
     return found.mul_(scaling).flatten(1, 2)
 
 
@@ -238,27 +242,30 @@ def lag_sums(query: torch.Tensor, key: torch.Tensor, scaling: float, window: int
     torch.Tensor
         (batch, head, lag), nats.
     """
-    batch, heads, length, _ = query.shape
+    batch, heads, length, channels = query.shape
     kv_heads = key.shape[1]
     group = heads // kv_heads
     dtype = torch.promote_types(query.dtype, torch.float32)
+    query = query.unflatten(1, (kv_heads, group))
     sums = torch.zeros((batch, kv_heads, group, length), dtype=dtype, device=query.device)
     tail = min(_TAIL, length - 1)
     spectral = min(window, length - 1 - tail)
     if spectral > 0:
         # Long enough that the negative lags of the circular correlation do not reach the wanted ones.
         size = next_fast_len(length - 1 + spectral - 1, real=True)
-
-        def spectrum(x: torch.Tensor) -> torch.Tensor:
-            padded = torch.zeros((*x.shape[:2], x.shape[3], size), dtype=dtype, device=x.device)
-            padded[..., : length - 1] = x[:, :, 1:].transpose(2, 3)
-            return torch.fft.rfft(padded)
-
-        product = spectrum(query).unflatten(1, (kv_heads, group)).mul_(spectrum(key).conj_physical_()[:, :, None])
-        sums[..., :spectral] = torch.fft.irfft(product.sum(-2), n=size)[..., :spectral]
+        step = min(kv_heads, max(1, _SPECTRUM_BYTES // (group * channels * size * dtype.itemsize)))
+        queries, keys = (torch.zeros((step, n, channels, size), dtype=dtype, device=query.device) for n in (group, 1))
+        for row in range(batch):
+            for start in range(0, kv_heads, step):
+                stop = min(start + step, kv_heads)
+                queries[: stop - start, ..., : length - 1] = query[row, start:stop, :, 1:].transpose(-1, -2)
+                keys[: stop - start, 0, :, : length - 1] = key[row, start:stop, 1:].transpose(-1, -2)
+                product = torch.fft.rfft(queries[: stop - start])
+                product.mul_(torch.fft.rfft(keys[: stop - start]).conj_physical_())
+                sums[row, start:stop, :, :spectral] = torch.fft.irfft(product.sum(-2), n=size)[..., :spectral]
     if tail > 0 and window > length - 1 - tail:
         # A transform's rounding error is that of the whole sequence: too much for the few logits of the longest lags.
-        late = query[:, :, -tail:].unflatten(1, (kv_heads, group)).flatten(2, 3).to(dtype)
+        late = query[..., -tail:, :].flatten(2, 3).to(dtype)
         early = key[:, :, 1 : tail + 1].flip(-2).transpose(-1, -2).to(dtype)
         sums[..., -1 - tail : -1] = sum_diagonals((late @ early).unflatten(2, (group, tail)))
     sums[..., window:] = 0

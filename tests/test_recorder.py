@@ -1,0 +1,218 @@
+"""The recorder's manners: what it restores, what it says, what it refuses, and the windows it sees."""
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+from transformers import AttentionInterface
+
+from posstats.dump.attention import Recorder
+from posstats.dump.models import embed, load_model
+from posstats.dump.structure import narrow_window
+from posstats.errors import InputError, ModelError, NumericalError
+from tests import tiny
+
+OFFSETS = (0, 1, 2, 4, 8, 16)
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+
+
+@pytest.fixture(scope="module")
+def llama():
+    return tiny.build("llama")
+
+
+def ids(length, batch=2):
+    return torch.randint(3, 97, (batch, length), generator=torch.Generator().manual_seed(3))
+
+
+class TestRecorder:
+    def test_attention_comes_back_after_errors(self, llama):
+        before = llama.config._attn_implementation
+        hooks = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in llama.modules())
+        recorder = Recorder(llama, length=8, offsets=(0,))
+        with pytest.raises(InputError, match="this recorder takes"), recorder:
+            recorder.record(embed(llama, ids(9)), torch.arange(9)[None])
+        assert llama.config._attn_implementation == before
+        assert sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in llama.modules()) == hooks
+        with pytest.raises(InputError, match="inside its `with` block"):
+            recorder.record(embed(llama, ids(8)), torch.arange(8)[None])
+
+    def test_masks_are_known_before_the_first_recording(self, llama):
+        with Recorder(llama, length=8, offsets=(0,)) as recorder:
+            np.testing.assert_array_equal(recorder.visible_keys, np.tile(np.arange(1, 9), (3, 1)))
+            assert recorder.visible_keys.dtype == np.int32
+        with pytest.raises(InputError, match="nothing has been recorded"):
+            _ = Recorder(llama, length=8, offsets=(0,)).learned_sink
+
+    def test_path_is_logged(self, llama, caplog):
+        with caplog.at_level(logging.INFO, "posstats"), Recorder(llama, length=8, offsets=(0,)) as recorder:
+            recorder.record(embed(llama, ids(8)), torch.arange(8)[None])
+            recorder.record(embed(llama, ids(8)), torch.arange(8)[None])
+        assert [r.getMessage() for r in caplog.records] == [f"layer {i}: fused" for i in range(3)]
+
+    def test_paths_of_several_kinds_are_listed(self):
+        model = tiny.build("llama", sliding_window=None)
+        with Recorder(model, length=8, offsets=(0,)) as recorder:
+            recorder._paths = {0: "fused", 1: "blocked (why)", 2: "fused"}
+            recorder._first = dict.fromkeys(range(3), torch.zeros(8, dtype=torch.long))
+            assert recorder.path == "layers 0, 2: fused; layers 1: blocked (why)"
+
+    def test_fused_on_request_only_where_possible(self):
+        model = tiny.build("gemma2")
+        with (
+            Recorder(model, length=8, offsets=(0,), path="fused") as recorder,
+            pytest.raises(ModelError, match="soft-cap"),
+        ):
+            recorder.record(embed(model, ids(8)), torch.arange(8)[None])
+
+    def test_batch_size_does_not_matter(self):
+        model = tiny.build("mistral", "float64")
+        with Recorder(model, length=30, offsets=OFFSETS, probes=(3,)) as recorder:
+            together = recorder.record(embed(model, ids(30, 3)), torch.arange(30)[None])
+            for row in range(3):
+                alone = recorder.record(embed(model, ids(30, 3)[row : row + 1]), torch.arange(30)[None])
+                for name in together.__slots__:
+                    np.testing.assert_allclose(getattr(alone, name)[0], getattr(together, name)[row], atol=1e-12)
+
+    def test_single_token(self, llama):
+        with Recorder(llama, length=1, offsets=(0,)) as recorder:
+            record = recorder.record(embed(llama, ids(1)), torch.zeros(1, 1, dtype=torch.long))
+        assert np.isneginf(record.log_denominator_rest).all()
+        assert np.isnan(record.logit).all()
+        assert (record.logit_sum_by_lag == 0).all()
+        assert np.isfinite(record.sink_logit).all()
+        assert record.residual_sample is None
+
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"offsets": (0, 8)}, "offset 8 is outside 0 .. 7"),
+            ({"offsets": ()}, "at least one offset"),
+            ({"probes": (-1,)}, "probe -1 is outside"),
+            ({"path": "quick"}, "path must be one of auto, fused, blocked"),
+        ],
+    )
+    def test_bad_arguments(self, llama, changes, message):
+        with pytest.raises(InputError, match=message):
+            Recorder(llama, **{"length": 8, "offsets": (0,), **changes})
+
+    def test_bad_shapes(self, llama):
+        with Recorder(llama, length=8, offsets=(0,)) as recorder:
+            with pytest.raises(InputError, match="this recorder takes"):
+                recorder.record(embed(llama, ids(9)), torch.arange(9)[None])
+            with pytest.raises(InputError, match="positions"):
+                recorder.record(embed(llama, ids(8)), torch.arange(8))
+
+    def test_changing_masks_are_refused(self, llama):
+        packed = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3]])  # transformers takes a restart for two packed sequences
+        with Recorder(llama, length=8, offsets=(0,)) as recorder:
+            recorder.record(embed(llama, ids(8)), torch.arange(8)[None])
+            with pytest.raises(ModelError, match="mask of layer 0 changes"):
+                recorder.record(embed(llama, ids(8)), packed)
+
+    @pytest.mark.parametrize("value", [float("nan"), float("inf")])
+    @pytest.mark.parametrize(
+        ("place", "message"),
+        [
+            ("model.layers.1.self_attn.q_proj.weight", "attention logits of layer 1"),
+            ("model.layers.0.mlp.down_proj.weight", "residual stream after layer 0"),
+            ("model.layers.2.mlp.up_proj.weight", "residual stream after the last layer"),
+        ],
+    )
+    def test_numbers_that_are_not_finite_are_named(self, place, message, value):
+        model = tiny.build("llama")
+        with torch.no_grad():
+            model.get_parameter(place).fill_(value)
+        with Recorder(model, length=8, offsets=(0,)) as recorder, pytest.raises(NumericalError, match=message):
+            recorder.record(embed(model, ids(8)), torch.arange(8)[None])
+
+    def test_embeddings_that_are_not_finite_are_named(self, llama):
+        broken = embed(llama, ids(8)).clone()
+        broken[1, 3, 0] = torch.nan
+        with Recorder(llama, length=8, offsets=(0,)) as recorder, pytest.raises(NumericalError, match="the embeddings"):
+            recorder.record(broken, torch.arange(8)[None])
+
+    def test_training_mode_is_left_and_restored(self):
+        model = tiny.build("llama", attention_dropout=0.5).train()
+        with Recorder(model, length=8, offsets=(0,)) as recorder:
+            first, second = (recorder.record(embed(model, ids(8)), torch.arange(8)[None]) for _ in range(2))
+        assert model.training
+        np.testing.assert_array_equal(first.logit, second.logit)
+
+    def test_position_bias_is_refused(self, llama):
+        with Recorder(llama, length=8, offsets=(0,)) as recorder:
+            recorder.record(embed(llama, ids(8)), torch.arange(8)[None])
+        attend = AttentionInterface()["posstats"]
+        with pytest.raises(ModelError, match="not called through Recorder"):
+            attend(llama, *torch.zeros(3, 1, 1, 4, 4), None)
+
+
+def test_window_of_a_llama_equals_its_own_attention_under_that_window():
+    model = tiny.build("llama", "float64")
+    narrow_window(model, 6)
+    with Recorder(model, length=30, offsets=OFFSETS) as recorder:
+        record = recorder.record(embed(model, ids(30)), torch.arange(30)[None])
+        np.testing.assert_array_equal(recorder.visible_keys, np.tile(np.minimum(np.arange(30) + 1, 6), (3, 1)))
+    assert np.isnan(record.sink_logit[..., 6:]).all()
+    with torch.no_grad():
+        own = model.model(input_ids=ids(30), output_hidden_states=True).hidden_states
+    np.testing.assert_allclose(record.trajectory[:, 2], own[2][:, 0], atol=1e-12)
+    np.testing.assert_allclose(record.residual_norm[:, 2], own[2].norm(dim=-1), rtol=1e-12)
+
+
+def test_window_narrows_the_models_own():
+    model = tiny.build("gemma3", "float64")
+    narrow_window(model, 14)
+    with Recorder(model, length=30, offsets=OFFSETS) as recorder:
+        assert recorder.visible_keys.max(1).tolist() == [10, 14, 10]
+    capped = tiny.build("gemma2", "float64")
+    narrow_window(capped, 4)
+    with Recorder(capped, length=30, offsets=OFFSETS) as recorder:
+        record = recorder.record(embed(capped, ids(30)), torch.arange(30)[None])
+        assert recorder.visible_keys.max(1).tolist() == [4, 4, 4]
+    with torch.no_grad():
+        own = capped.model(input_ids=ids(30), output_hidden_states=True).hidden_states
+    np.testing.assert_allclose(record.residual_norm[:, 2], own[2].norm(dim=-1), rtol=1e-12)
+    with pytest.raises(InputError, match="at least 1 token"):
+        narrow_window(model, 0)
+
+
+@pytest.mark.model
+def test_default_model_against_its_eager_attention(default_model):
+    model, tokenizer = default_model
+    length = 128
+    text = tokenizer(["The five terms of log attention sum to it. " * 40, "Where does position come from? " * 60])
+    tokens = torch.tensor([[1, *row[: length - 1]] for row in text["input_ids"]])
+    with Recorder(model, length=length, offsets=OFFSETS) as recorder:
+        record = recorder.record(embed(model, tokens), torch.arange(length)[None])
+        assert recorder.path == "fused"
+    own = model.config._attn_implementation
+    model.set_attn_implementation("eager")
+    try:
+        with torch.no_grad():
+            eager = model.model(input_ids=tokens, output_attentions=True, output_hidden_states=True, use_cache=False)
+    finally:
+        model.set_attn_implementation(own)
+    expected = torch.stack(eager.attentions, 1).double().log().numpy()
+    log_z = np.logaddexp(record.sink_logit.astype(np.float64), record.log_denominator_rest)
+    np.testing.assert_allclose(record.sink_logit - log_z, expected[..., 0], atol=1e-3)
+    for column, offset in enumerate(OFFSETS):
+        query = np.arange(offset + 1, length)
+        found = record.logit[..., query, column] - log_z[..., query]
+        np.testing.assert_allclose(found, expected[..., query, query - offset], atol=1e-3)
+    np.testing.assert_allclose(record.trajectory[:, 12], eager.hidden_states[12][:, 0], rtol=1e-3, atol=1e-2)
+
+
+@needs_gpu
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_gpu_records_what_the_cpu_records(dtype, tmp_path):
+    tiny.build("mistral", dtype).save_pretrained(tmp_path)
+    tiny.tokenizer().save_pretrained(tmp_path)
+    records = []
+    for device in ("cpu", "cuda"):
+        model, _ = load_model(tmp_path, dtype=dtype, device=device)
+        with Recorder(model, length=64, offsets=OFFSETS) as recorder:
+            records.append(recorder.record(embed(model, ids(64)), torch.arange(64, device=device)[None]))
+    tolerance = 1e-3 if dtype == "float32" else 0.3
+    np.testing.assert_allclose(records[1].logit, records[0].logit, atol=tolerance)
