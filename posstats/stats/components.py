@@ -113,8 +113,7 @@ class Statistics:
     gram : ndarray, shape (head, component, document, document)
         Symmetric products of per-document sums, zero diagonal, divided by the number of queries (and offsets).
     partners : ndarray, shape (head, partner, document, query)
-        Per-document sums that a reference function is paired with, same scaling; over all queries of the sequence and
-        with the centring moved onto them, so that the uncentred ``log Zref`` can be paired with them.
+        Per-document sums that a reference function, centred like them, is paired with; same scaling.
     partner_of : tuple of (int or None), one per component
         Which partner a component has.
     slope : ndarray, shape (component, 2)
@@ -196,15 +195,14 @@ def _statistics(
     partners: Sequence[Array],
     scale: float,
 ) -> Statistics:
-    n_documents, heads, length = field.rest.shape
+    n_documents, heads = field.rest.shape[:2]
     gram = np.zeros((heads, len(recipe), n_documents, n_documents))
     for k, component in enumerate(recipe):
         if component.factors is not None:
             gram[:, k] = _gram(*component.factors) / scale
-    by_head = np.stack([np.moveaxis(partner, 1, 0) for partner in partners], axis=1) / scale
     return Statistics(
         gram=gram,
-        partners=over_all(by_head, queries, centre, length),
+        partners=np.stack([np.moveaxis(partner, 1, 0) for partner in partners], axis=1) / scale,
         partner_of=tuple(component.partner for component in recipe),
         slope=np.array([component.slope for component in recipe]),
         square=np.array([component.square for component in recipe]) / len(queries),

@@ -86,27 +86,29 @@ def _evaluate_head(
     fewer = np.where(fewer > 0, fewer, pairs)
     # A document pairs with the sequences of all others.
     partners = c * (total - counts)
-    paired = [[log_z @ partner.T for log_z in shared.logs] for partner in stats.partners[head]]
+    logs = [centred(log_z, stats.queries, stats.centre, axis=1) for log_z in shared.logs]
+    paired = [[log_z @ partner.T for log_z in logs] for partner in stats.partners[head]]
+    everywhere = len(stats.field.visible_keys)
     for k, (partner, slope, square) in enumerate(zip(stats.partner_of, stats.slope, stats.square, strict=True)):
-        product = c @ stats.gram[head, k]
-        numerator = (product * c).sum(axis=1, keepdims=True)
-        without = numerator - 2 * product
-        quadratic = change = np.zeros((1, 1))
+        numerator, product, quadratic, change = np.zeros((4, 1, 1))
+        if stats.gram[head, k].any():
+            product = c @ stats.gram[head, k]
+            numerator = np.einsum("rg,rg->r", product, c)[:, None]
+        without = numerator - 2 * product if left.size else product
         if partner is not None:
             f_partner = slope[0] * paired[partner][0] + slope[1] * paired[partner][1]
-            f_v = (f_partner * partners).sum(axis=1, keepdims=True)
+            f_v = np.einsum("rg,rg->r", f_partner, partners)[:, None]
             numerator = numerator + f_v
             if left.size:
                 f_sums = (c * f_partner).sum(axis=1, keepdims=True)
-                without += f_v - n * (f_sums - c * f_partner) - (total - counts) * f_partner
-                direction = partners @ stats.partners[head, partner]
-                without += shared.change(slope, direction) * (fewer / pairs)
+                without = without + f_v - n * (f_sums - c * f_partner) - (total - counts) * f_partner
+                direction = over_all(partners @ stats.partners[head, partner], stats.queries, stats.centre, everywhere)
+                without = without + shared.change(slope, direction) * (fewer / pairs)
         if square:
-            f = slope[0] * shared.logs[0] + slope[1] * shared.logs[1]
-            f = centred(f, stats.queries, stats.centre, axis=1)
-            quadratic = square * (f * f).sum(axis=1, keepdims=True)
+            f = slope[0] * logs[0] + slope[1] * logs[1]
+            quadratic = square * np.einsum("rq,rq->r", f, f)[:, None]
             if left.size:
-                direction = over_all(f, stats.queries, stats.centre, len(stats.field.visible_keys))
+                direction = over_all(f, stats.queries, stats.centre, everywhere)
                 change = 2 * square * shared.change(slope, direction)
         value[:, k] = (numerator / pairs + quadratic)[:, 0]
         if left.size:
@@ -134,7 +136,7 @@ class _WeightedReference:
     def change(self, slope: Array, direction: Array) -> Array:
         """Change of ``f . direction`` when one copy of a document is left out, (replicate, document).
 
-        `direction` (replicate, query) runs over all queries, like :attr:`Statistics.partner`.
+        `direction` (replicate, query) runs over all queries, the centring moved onto it (:func:`over_all`).
         """
         by_lag = sum(
             weight * self._gradient(direction, limit, log_z)
