@@ -148,6 +148,10 @@ class TestColumns:
         columns = {str(column) for one in results for column in one.table}
         assert columns | set(tables.COLUMNS) <= documented("docs/columns.md")
 
+    def test_every_result_can_be_written_as_a_table(self, results):
+        for one in results:
+            assert tables.table_of(one).frame.shape == one.table.shape
+
     def test_every_setting_is_documented(self, results):
         assert {name for one in results for name in one.settings} <= documented("docs/columns.md")
 
@@ -228,7 +232,7 @@ def test_every_public_name_is_documented():
 
 @pytest.mark.parametrize("name", ps.__all__)
 def test_every_public_object_has_a_numpydoc_docstring(name):
-    importlib.import_module("posstats.dump.run")  # the names must stay what they are once the dump wing is there
+    importlib.import_module("posstats.dumping.run")  # the names must stay what they are once the dump wing is there
     described = inspect.getdoc(getattr(ps, name)) or ""
     assert callable(getattr(ps, name))
     assert "Parameters\n---" in described
