@@ -135,7 +135,7 @@ def head_map(result: ShareResult, ax: Axes | None = None, *, term: str = RESIDUA
     table = table[table.term == term]
     share, q = (table.pivot(index="head", columns="layer", values=name) for name in ("estimate", "q"))
     layers, heads = share.columns.to_numpy(), share.index.to_numpy()
-    ax = _axes(ax, (max(4.0, 0.24 * len(layers) + 2.2), max(2.4, 0.24 * len(heads) + 1.2)))
+    ax = _axes(ax, (max(6.4, 0.24 * len(layers) + 2.2), max(2.4, 0.24 * len(heads) + 1.2)))
     sizes = np.abs(table.estimate.dropna())
     # A share of little leakage can be far from 0 .. 1; a few of them must not flatten the colours of the others.
     reach = max(1.0, float(np.quantile(sizes, 0.95))) if len(sizes) else 1.0

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from posstats.results import LeakageResult, PositionResult, RemovalResult, Result, ShareResult
+from posstats.results_decoding import DecodingResult, DiscriminationResult
 from posstats.stats.resample import INTERVAL_METHODS
 
 #: What every column of a table means, in the order of the columns.
@@ -22,6 +23,7 @@ COLUMNS = {
     "head": "query head",
     "queries": "query positions i analysed together; all: every analysed query, max offset < i < T - 1",
     "term": "term of log attention; residual = sink + logit_drift + denominator_drift",
+    "part": "decoding: score of a group of features, or its share",
     "quantity": "what is estimated",
     "unit": "unit of the estimate",
     "estimate": "estimate from all documents",
@@ -51,6 +53,8 @@ _FAMILIES = {
     ShareResult: "all rows of the same condition, queries and term",
     RemovalResult: "all rows of the same condition and queries",
     PositionResult: "all heads of the same condition and term",
+    DecodingResult: "all layers of the same condition and part",
+    DiscriminationResult: "all layers of the same condition and part",
 }
 _ADJUSTMENTS = {"bh": "Benjamini-Hochberg", "by": "Benjamini-Yekutieli", "holm": "Holm"}
 #: LaTeX tables with more rows than this break over pages.
@@ -124,7 +128,8 @@ def table_of(result: Result) -> Table:
         adjustment = _ADJUSTMENTS[str(settings["adjustment"])]
         notes.append(f"q: {adjustment} over {_FAMILIES[type(result)]}.")
     notes += [f"Note: {note}." for note in result.notes]
-    order = sorted(result.table.columns, key=list(COLUMNS).index)
+    known = list(COLUMNS)
+    order = sorted(result.table.columns, key=lambda name: known.index(name) if name in known else len(known))
     return Table(result.table[order], result.title, units | _UNITS, tuple(notes), level)
 
 
@@ -142,7 +147,9 @@ def significant(value: object) -> str:
         return str(value)
     if np.isnan(value):
         return "–"
-    if value == 0 or np.isinf(value):
+    if value == 0:
+        return "0"
+    if np.isinf(value):
         return f"{value:g}"
     rounded = float(f"{value:.2e}")
     if not 1e-3 <= abs(rounded) < 1e4:

@@ -1,0 +1,184 @@
+"""Tables: raw numbers in CSV, the same numbers to three digits elsewhere, and footnotes that say what they rest on."""
+
+import csv
+import io
+import re
+import warnings
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import posstats as ps
+from posstats.decoders import decode
+from posstats.tables import COLUMNS, Table, significant, table_of, to_csv, to_latex, to_markdown, to_text, write_table
+
+
+@pytest.fixture(scope="module")
+def dataset():
+    return ps.simulate(n=25, length=32, layers=2, heads=3, conditions=["baseline", "bos=mean"], seed=1).dataset
+
+
+@pytest.fixture(scope="module")
+def results(dataset):
+    few = {"n_resamples": 20}
+    baseline = dataset.sel(condition=["baseline"])
+    return {
+        "leakage": ps.leakage(dataset, n_permutations=99, **few),
+        "shares": ps.shares(baseline, by=["layer", "head"], n_permutations=99, **few),
+        "magnitude": ps.magnitude(dataset, method="bca", **few),
+        "removal": ps.removal(dataset, "bos=mean", **few),
+        "positions": ps.position_tests(baseline),
+        "decoding": decode(baseline),
+    }
+
+
+NAMES = ["leakage", "shares", "magnitude", "removal", "positions", "decoding"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_csv_keeps_every_digit(results, name):
+    table = table_of(results[name])
+    back = list(csv.DictReader(io.StringIO(to_csv(table))))
+    original = results[name].table
+    assert set(back[0]) == set(original)
+    for column in original.select_dtypes("number"):
+        numbers = [float(row[column] or "nan") for row in back]
+        np.testing.assert_array_equal(numbers, original[column].to_numpy(float))
+    assert to_csv(table) == to_csv(table_of(results[name]))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_column_is_explained_and_in_one_order(results, name):
+    columns = list(table_of(results[name]).frame)
+    assert columns == [column for column in COLUMNS if column in columns]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.12345, "0.123"), (0.1, "0.100"), (9.996, "10.0"), (99.96, "100"), (1234.5, "1230"), (9999.0, "1.00e+04"),
+        (0.001, "0.00100"), (0.0009994, "9.99e-04"), (-0.5, "-0.500"), (0.0, "0"), (-0.0, "0"), (np.inf, "inf"),
+        (np.nan, "–"), (3, "3"), (np.int64(4), "4"), (True, "yes"), ("sink", "sink"), (np.float32(0.25), "0.250"),
+    ],
+)  # fmt: skip
+def test_three_significant_digits(value, text):
+    assert significant(value) == text
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_markdown_is_a_table(results, name):
+    lines = to_markdown(table_of(results[name])).splitlines()
+    rows = [line for line in lines if line.startswith("|")]
+    assert len({row.count("|") for row in rows}) == 1
+    assert len(rows) == len(results[name].table) + 2
+    assert re.fullmatch(r"\|( :?---:? \|| :--- \|| ---: \|)+", rows[1])
+    assert "95% interval" in rows[0]
+    assert " low " not in rows[0]
+
+
+def test_units_stand_in_the_header(results):
+    def header(name):
+        return to_markdown(table_of(results[name])).splitlines()[2]
+
+    assert "estimate (nats²)" in header("leakage")
+    assert "95% interval (nats²)" in header("magnitude")
+    assert "baseline magnitude (nats²)" in header("removal")
+    assert "estimate (nats per doubling of position)" in header("positions")
+    assert "estimate |" in header("shares")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_footnotes_name_level_method_unit_and_size(results, name):
+    notes = " ".join(table_of(results[name]).notes)
+    assert "95% intervals" in notes
+    assert "Resampling unit: document (G = 25 documents, N = 25 sequences)" in notes
+    assert "Offsets 0, 1, 2, 4, 8 tokens" in notes
+    if name != "magnitude":
+        assert "Benjamini-Hochberg over all" in notes
+    # A jackknife rests on no replicate, the others say how many.
+    assert ("bootstrap replicates" in notes) == (name == "magnitude")
+
+
+def test_a_warning_of_few_documents_is_carried_into_the_table():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ps.errors.FewDocumentsWarning)
+        result = ps.leakage(ps.simulate(n=6, length=32, seed=0).dataset, n_resamples=5, n_permutations=9)
+    assert "only 6 documents" in to_latex(table_of(result))
+    assert "only 6 documents" in to_markdown(table_of(result))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_latex_is_balanced_and_escaped(results, name):
+    text = to_latex(table_of(results[name]), name)
+    unescaped = re.sub(r"\\.", "", text)
+    assert unescaped.count("{") == unescaped.count("}")
+    assert unescaped.count("$") % 2 == 0
+    assert "_" not in re.sub(r"\$[^$]*\$", "", unescaped)
+    assert not re.search(r"[^\x00-\x7f]", text)
+    opened, closed = re.findall(r"\\begin\{(\w+)\}", text), re.findall(r"\\end\{(\w+)\}", text)
+    assert sorted(opened) == sorted(closed)
+    rows = [line for line in text.splitlines() if line.endswith(r" \\") and "label" not in line]
+    assert len({len(re.findall(r"(?<!\\)&", row)) for row in rows}) == 1
+    assert not any(row.startswith("[") for row in rows)
+    assert all(rule in text for rule in (r"\toprule", r"\midrule", r"\bottomrule"))
+
+
+def test_a_long_table_breaks_over_pages_in_latex():
+    frame = pd.DataFrame({"layer": range(41), "estimate": 0.5})
+    assert r"\begin{longtable}" in to_latex(Table(frame, "long"))
+    assert r"\begin{longtable}" not in to_latex(Table(frame.head(40), "short"))
+
+
+def test_latex_escapes_whatever_a_name_holds():
+    frame = pd.DataFrame({"condition": [r"a_b%c&d#e$f{g}~h^i\j", "[2, 4)"], "p": [1e-12, -3e-5]})
+    text = to_latex(Table(frame, "50% of C_1 & more"))
+    assert r"a\_b\%c\&d\#e\$f\{g\}\textasciitilde{}h\textasciicircum{}i\textbackslash{}j" in text
+    assert "{[}2, 4) &" in text
+    assert r"$1.00 \times 10^{-12}$" in text
+    assert r"$-3.00 \times 10^{-5}$" in text
+    assert r"\caption{50\% of C\_1 \& more}" in text
+
+
+def test_markdown_escapes_pipes():
+    text = to_markdown(Table(pd.DataFrame({"note": ["a|b"]}), "x"))
+    assert r"| a\|b |" in text
+
+
+def test_withheld_numbers_are_a_dash_and_an_empty_csv_cell():
+    frame = pd.DataFrame({"term": ["mask"], "estimate": [np.nan], "low": [np.nan], "high": [np.nan]})
+    table = Table(frame, "withheld")
+    assert to_csv(table) == "term,estimate,low,high\nmask,,,\n"
+    assert "| mask | – | – |" in to_markdown(table)
+    assert "mask & -- & --" in to_latex(table)
+
+
+def test_text_columns_line_up():
+    frame = pd.DataFrame({"term": ["mask", "denominator_drift"], "estimate": [0.5, -12.0]})
+    lines = to_text(Table(frame, "title", notes=("a note",))).splitlines()
+    assert lines[0] == "title"
+    assert lines[-1] == "a note"
+    assert len({len(line) for line in lines[1:-1]}) == 1
+
+
+def test_whole_numbers_stay_whole_beside_estimates():
+    frame = pd.DataFrame({"quantity": ["heads", "share"], "estimate": pd.Series([7, 0.25], dtype=object)})
+    assert to_csv(Table(frame, "x")) == "quantity,estimate\nheads,7\nshare,0.25\n"
+    assert "| heads | 7 |" in to_markdown(Table(frame, "x"))
+
+
+def test_an_empty_table_keeps_its_header():
+    frame = pd.DataFrame({"term": [], "estimate": []})
+    assert to_markdown(Table(frame, "empty")).splitlines()[2] == "| term | estimate |"
+    assert "term & estimate" in to_latex(Table(frame, "empty"))
+    assert "term" in to_text(Table(frame, "empty"))
+
+
+def test_write_table_writes_three_files_that_do_not_change(results, tmp_path):
+    first = write_table(results["shares"], tmp_path / "new" / "folder", "shares")
+    content = [path.read_bytes() for path in first]
+    assert [path.name for path in first] == ["shares.csv", "shares.md", "shares.tex"]
+    assert [
+        path.read_bytes() for path in write_table(results["shares"], tmp_path / "new" / "folder", "shares")
+    ] == content
+    assert all(one.endswith(b"\n") and not one.endswith(b"\n\n") for one in content)
