@@ -22,24 +22,28 @@ from posstats.rehearsal import simulate
 from posstats.store import open_dump
 
 if TYPE_CHECKING:
-    from posstats.dump.inputs import random_sequences, repeat_sequences, text_sequences
-    from posstats.dump.models import load_model
-    from posstats.dump.run import dump
+    from posstats.dumping.inputs import Sequences, random_sequences, repeat_sequences, text_sequences
+    from posstats.dumping.models import load_model
+    from posstats.dumping.run import dump, join_dump
 
 __version__ = "0.1.0"
 
 # The dump wing needs torch; its names are fetched when they are first used.
 _DUMP_WING = {
-    "dump": "posstats.dump.run",
-    "load_model": "posstats.dump.models",
-    "random_sequences": "posstats.dump.inputs",
-    "repeat_sequences": "posstats.dump.inputs",
-    "text_sequences": "posstats.dump.inputs",
+    "Sequences": "posstats.dumping.inputs",
+    "dump": "posstats.dumping.run",
+    "join_dump": "posstats.dumping.run",
+    "load_model": "posstats.dumping.models",
+    "random_sequences": "posstats.dumping.inputs",
+    "repeat_sequences": "posstats.dumping.inputs",
+    "text_sequences": "posstats.dumping.inputs",
 }
 
 __all__ = [
+    "Sequences",
     "decompose",
     "dump",
+    "join_dump",
     "leakage",
     "load_model",
     "magnitude",

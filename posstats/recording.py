@@ -37,8 +37,8 @@ def record_dumps(
         If torch or transformers is not installed, or as ``posstats.load_model`` and ``posstats.dump`` do.
     """
     try:
-        from posstats.dump.models import load_model
-        from posstats.dump.run import dump
+        from posstats.dumping.models import load_model
+        from posstats.dumping.run import dump
     except ModuleNotFoundError as error:
         raise InputError(
             f"recording a dump needs {error.name}, which is not installed: install posstats[dump], or analyse dumps "
@@ -63,7 +63,7 @@ def record_dumps(
 
 
 def _sequences(entry: DumpConfig, design: SequencesConfig, tokenizer: Any) -> Any:
-    from posstats.dump.inputs import random_sequences, text_sequences
+    from posstats.dumping.inputs import random_sequences, text_sequences
 
     options: dict[str, Any] = {"bos": design.bos, "bos_token": design.bos_token, "seed": design.seed}
     if entry.source == "random":

@@ -9,9 +9,9 @@ from transformers.masking_utils import (
     sliding_window_causal_mask_function,
 )
 
-from posstats.dump.fused import fused_statistics, lag_sums, obstacle, window_of
-from posstats.dump.masks import compact_mask, first_visible, visible_start
-from posstats.dump.statistics import AttentionInputs, blocked_statistics, output_fraction, sum_diagonals
+from posstats.dumping.fused import fused_statistics, lag_sums, obstacle, window_of
+from posstats.dumping.masks import compact_mask, first_visible, visible_start
+from posstats.dumping.statistics import AttentionInputs, blocked_statistics, output_fraction, sum_diagonals
 from posstats.errors import ModelError
 
 OFFSETS = (0, 1, 2, 4, 8, 16)
@@ -62,7 +62,7 @@ def explicit(x):
 @pytest.mark.parametrize("softcap", [None, 3.0])
 @pytest.mark.parametrize("window", [None, 7])
 def test_blocked_path_equals_the_whole_matrix(window, softcap, monkeypatch):
-    monkeypatch.setattr("posstats.dump.statistics._BLOCK_BYTES", 40_000)  # several blocks of unequal size
+    monkeypatch.setattr("posstats.dumping.statistics._BLOCK_BYTES", 40_000)  # several blocks of unequal size
     x = inputs(50, window=window, learned=torch.linspace(-1, 2, 6).double())
     x = changed(AttentionInputs(x.query, x.key, x.value, x.first, x.scaling, softcap, x.learned_sink), torch.float64)
     logits, visible = explicit(x)
@@ -178,7 +178,7 @@ def test_sum_diagonals():
 
 class TestMasks:
     def test_compact_form_equals_the_dense_one(self, monkeypatch):
-        monkeypatch.setattr("posstats.dump.masks._BLOCK_CELLS", 200)
+        monkeypatch.setattr("posstats.dumping.masks._BLOCK_CELLS", 200)
         left = torch.zeros(2, dtype=torch.long)
         for rule, expected in (
             (sliding_window_causal_mask_function(4), [0, 0, 0, 0, 1, 2, 3, 4, 5]),

@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 import torch
 
-from posstats.dump.conditions import NO_TOKEN, Condition, apply, fed_tokens, parse_condition, parse_conditions
-from posstats.dump.inputs import random_sequences
-from posstats.dump.models import embed
+from posstats.dumping.conditions import NO_TOKEN, Condition, apply, fed_tokens, parse_condition, parse_conditions
+from posstats.dumping.inputs import random_sequences
+from posstats.dumping.models import embed
 from posstats.errors import InputError
 from posstats.vocabulary import CONDITIONS
 from tests import tiny

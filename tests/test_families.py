@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from posstats.dump.attention import Recorder, rotated_layers
-from posstats.dump.models import embed, model_facts
-from posstats.dump.structure import decoder_of, inverse_frequencies, layers_of, reset_dynamic_rope, text_config
+from posstats.dumping.attention import Recorder, rotated_layers
+from posstats.dumping.models import embed, model_facts
+from posstats.dumping.structure import decoder_of, inverse_frequencies, layers_of, reset_dynamic_rope, text_config
 from tests import tiny
 
 T = 40

@@ -5,8 +5,7 @@ import pytest
 import torch
 
 import posstats as ps
-from posstats.dump.inputs import Sequences
-from posstats.dump.run import dump
+from posstats import Sequences
 from tests import brute, tiny
 
 OFFSETS = (0, 1, 2, 4)
@@ -25,7 +24,7 @@ def sequences(n, length, bos=False):
 
 
 def recorded(model, path, n=6, length=24, conditions=("baseline",), offsets=OFFSETS, bos=False):
-    dump(model, sequences(n, length, bos), path, conditions=conditions, offsets=offsets, progress=False)
+    ps.dump(model, sequences(n, length, bos), path, conditions=conditions, offsets=offsets, progress=False)
     return ps.open_dump(path).load()
 
 
@@ -69,7 +68,7 @@ def test_identity_in_float64(family, tmp_path):
 def test_identity_on_the_default_model(default_model, tmp_path):
     model, tokenizer = default_model
     seqs = ps.random_sequences(tokenizer, n=5, length=40, seed=1)
-    dump(model, seqs, tmp_path / "d.h5", tokenizer=tokenizer, progress=False)
+    ps.dump(model, seqs, tmp_path / "d.h5", tokenizer=tokenizer, progress=False)
     ds = ps.open_dump(tmp_path / "d.h5").load()
     assert identity_error(ds, true_log_attention(model, seqs.ids)) < 1e-3
 
@@ -123,7 +122,7 @@ def test_repeat_and_shift_on_the_default_model(default_model, tmp_path):
     model, tokenizer = default_model
     seqs = ps.random_sequences(tokenizer, n=5, length=40, seed=2)
     conditions = ("baseline", "shift=64", "repeat")
-    dump(model, seqs, tmp_path / "d.h5", conditions=conditions, tokenizer=tokenizer, progress=False)
+    ps.dump(model, seqs, tmp_path / "d.h5", conditions=conditions, tokenizer=tokenizer, progress=False)
     ds = ps.open_dump(tmp_path / "d.h5").load()
     for name in ("logit", "sink_logit", "log_denominator_rest"):
         shifted, baseline = (ds[name].sel(condition=c).values for c in ("shift=64", "baseline"))
@@ -154,7 +153,7 @@ def test_mask_alone_at_layer_0_of_the_default_model(default_model, tmp_path):
     n_layers, model.config.num_hidden_layers = model.config.num_hidden_layers, 1
     try:
         seqs = ps.random_sequences(tokenizer, n=48, length=64, bos=False, seed=0)
-        dump(model, seqs, tmp_path / "d.h5", tokenizer=tokenizer, progress=False)
+        ps.dump(model, seqs, tmp_path / "d.h5", tokenizer=tokenizer, progress=False)
     finally:
         model.model.layers, model.config.num_hidden_layers = layers, n_layers
     table = ps.shares(ps.open_dump(tmp_path / "d.h5"), octaves=False, n_resamples=50).table.set_index("term")

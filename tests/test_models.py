@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import posstats
-from posstats.dump import checkpoints
-from posstats.dump.attention import Recorder
-from posstats.dump.checkpoints import converted_gguf, default_gguf, weights_digest
-from posstats.dump.models import embed, load_model, max_length, model_facts
-from posstats.dump.structure import check_model, decoder_of, inverse_frequencies
+from posstats.dumping import checkpoints
+from posstats.dumping.attention import Recorder
+from posstats.dumping.checkpoints import converted_gguf, default_gguf, weights_digest
+from posstats.dumping.models import embed, load_model, max_length, model_facts
+from posstats.dumping.structure import check_model, decoder_of, inverse_frequencies
 from posstats.errors import InputError, ModelError
 from tests import tiny
 

@@ -15,7 +15,7 @@ class Terminal(io.StringIO):
 def test_a_bar_with_the_time_left_on_a_terminal(monkeypatch):
     screen = Terminal()
     monkeypatch.setattr("sys.stderr", screen)
-    with progress("dump a.h5", 4, unit="sequences") as bar:
+    with progress("dump a.h5", 4, unit="sequence") as bar:
         for _ in range(4):
             bar.update()
     assert "dump a.h5" in screen.getvalue()
@@ -26,18 +26,16 @@ def test_a_bar_with_the_time_left_on_a_terminal(monkeypatch):
 def test_a_quiet_line_elsewhere(monkeypatch, caplog, every):
     monkeypatch.setattr("sys.stderr", io.StringIO())
     monkeypatch.setattr(module, "LOG_EVERY", every)
-    with caplog.at_level(logging.INFO, "posstats"), progress("dump a.h5", 4, unit="batches", done=1) as bar:
+    with caplog.at_level(logging.INFO, "posstats"), progress("dump a.h5", 4, unit="piece", done=1) as bar:
         bar.update(2)
         bar.update()
     lines = [record.message for record in caplog.records]
-    assert lines == (
-        ["dump a.h5: 3 of 4 batches, 0 s left", "dump a.h5: 4 of 4 batches, 0 s left"] if not every else []
-    )
+    assert lines == (["dump a.h5: 3 of 4 pieces, 0 s left", "dump a.h5: 4 of 4 batches, 0 s left"] if not every else [])
 
 
 def test_silence(monkeypatch, caplog):
     screen = Terminal()
     monkeypatch.setattr("sys.stderr", screen)
-    with caplog.at_level(logging.INFO), progress("dump", 4, unit="sequences", show=False) as bar:
+    with caplog.at_level(logging.INFO), progress("dump", 4, unit="sequence", show=False) as bar:
         bar.update()
     assert screen.getvalue() == caplog.text == ""

@@ -7,9 +7,9 @@ import pytest
 import torch
 from transformers import AttentionInterface
 
-from posstats.dump.attention import Recorder
-from posstats.dump.models import embed, load_model
-from posstats.dump.structure import narrow_window
+from posstats.dumping.attention import Recorder
+from posstats.dumping.models import embed, load_model
+from posstats.dumping.structure import narrow_window
 from posstats.errors import InputError, ModelError, NumericalError
 from tests import tiny
 

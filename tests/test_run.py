@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from posstats import store
-from posstats.dump import run
-from posstats.dump.attention import Recorder
-from posstats.dump.conditions import apply, parse_condition
-from posstats.dump.inputs import Sequences, random_sequences
-from posstats.dump.memory import available_memory, is_out_of_memory, suggested_batch
-from posstats.dump.pieces import Pieces, lock
-from posstats.dump.run import dump, is_current, join_dump
+from posstats.dumping import run
+from posstats.dumping.attention import Recorder
+from posstats.dumping.conditions import apply, parse_condition
+from posstats.dumping.inputs import Sequences, random_sequences
+from posstats.dumping.memory import available_memory, is_out_of_memory, suggested_batch
+from posstats.dumping.pieces import Pieces, lock
+from posstats.dumping.run import dump, is_current, join_dump
 from posstats.errors import DesignError, DumpError, InputError, NumericalError
 from posstats.store import open_dump, parts_folder
 from posstats.vocabulary import COORDINATES, VARIABLES
@@ -384,7 +384,7 @@ class TestDisk:
 class TestLocks:
     def test_second_process_is_told_who_holds_it(self, go, whole, target):
         code = (
-            "import sys, time; from pathlib import Path; from posstats.dump.pieces import lock\n"
+            "import sys, time; from pathlib import Path; from posstats.dumping.pieces import lock\n"
             "with lock(Path(sys.argv[1])): print('held', flush=True); time.sleep(600)"
         )
         file = parts_folder(target) / "dump.lock"
@@ -492,7 +492,7 @@ class TestMemory:
     def test_suggested_batch(self, model, monkeypatch):
         assert available_memory(torch.device("cpu")) > 2**20
         assert suggested_batch(model, 192, 10**6) in (1, 2, 4, 8, 16)
-        monkeypatch.setattr("posstats.dump.memory.available_memory", lambda _: 10**9)
+        monkeypatch.setattr("posstats.dumping.memory.available_memory", lambda _: 10**9)
         assert suggested_batch(model, 192, 10**6) == 16
         assert suggested_batch(model, 192, 10**7) == 8
         assert suggested_batch(model, 10**6, 10**9) == 1

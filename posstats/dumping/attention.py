@@ -1,0 +1,324 @@
+"""The recorder: everything the method needs of each attention layer, from one ordinary forward pass.
+
+transformers lets a model's attention be computed by a registered function, which receives the rotated queries and keys,
+the values, the scaling and the mask of every layer. The recorder registers such a function, so no architecture is
+patched and no query-by-key matrix is kept.
+"""
+
+import logging
+from collections.abc import Sequence
+from contextlib import ExitStack
+from contextvars import ContextVar
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from posstats.dumping.fused import fused_statistics, obstacle
+from posstats.dumping.masks import compact_mask, visible_start
+from posstats.dumping.record import ForwardRecord, Pass
+from posstats.dumping.statistics import AttentionInputs, AttentionStatistics, blocked_statistics
+from posstats.dumping.structure import attention_window, decoder_of, layers_of, reset_dynamic_rope
+from posstats.errors import InputError, ModelError
+
+logger = logging.getLogger(__name__)
+
+_NAME = "posstats"
+PATHS = ("auto", "fused", "blocked")
+
+
+class Recorder:
+    """Records the attention and the residual stream of a model's forward passes.
+
+    A context manager: inside it the model computes its attention through the recorder, on leaving, also after an
+    error, the model has its own attention implementation back.
+
+    Parameters
+    ----------
+    model : transformers.PreTrainedModel
+        A rotary decoder (see :func:`posstats.load_model`).
+    length : int
+        Number of tokens of every sequence that will be recorded.
+    offsets : sequence of int
+        Distances from query to key at which logits are recorded, 0 .. length-1.
+    probes : sequence of int
+        Positions at which the whole residual stream is kept.
+    path : {"auto", "fused", "blocked"}
+        How layers are computed: fused attention kernels where the layer allows them (auto), fused or an error, or plain
+        tensor operations everywhere. The result is the same to rounding.
+
+    Raises
+    ------
+    InputError
+        For offsets, probes or a path that do not exist.
+    ModelError
+        If the model cannot be recorded exactly: the message names the reason.
+    """
+
+    def __init__(
+        self, model: Any, *, length: int, offsets: Sequence[int], probes: Sequence[int] = (), path: str = "auto"
+    ) -> None:
+        for name, values in (("offset", offsets), ("probe", probes)):
+            for value in values:
+                if not 0 <= value < length:
+                    raise InputError(f"{name} {value} is outside 0 .. {length - 1}, the positions of a sequence")
+        if not offsets:
+            raise InputError("at least one offset must be recorded")
+        if path not in PATHS:
+            raise InputError(f"path must be one of {', '.join(PATHS)}, not {path!r}")
+        self.model, self.length = model, length
+        self.offsets, self.probes = tuple(offsets), tuple(probes)
+        self._requested_path = path
+        self._decoder = decoder_of(model)
+        self._layers = layers_of(model)
+        self._window = attention_window(model)
+        self._paths: dict[int, str] = {}
+        self._first: dict[int, torch.Tensor] = {}
+        self._learned_sink: dict[int, torch.Tensor | None] = {}
+        self._heads: int | None = None
+        self._pass: Pass | None = None
+        self._restore: ExitStack | None = None
+
+    def __enter__(self) -> "Recorder":
+        AttentionInterface.register(_NAME, _attention)
+        AttentionMaskInterface.register(_NAME, _mask)
+        with ExitStack() as stack:
+            own = self.model.config._attn_implementation
+            stack.callback(self.model.set_attn_implementation, own)
+            stack.callback(self.model.train, self.model.training)
+            self.model.set_attn_implementation(_NAME)
+            self.model.eval()
+            for depth, layer in enumerate(self._layers):
+                if depth == 0:
+                    stack.callback(layer.register_forward_pre_hook(self._enters, with_kwargs=True).remove)
+                stack.callback(layer.register_forward_hook(self._leaves(depth + 1)).remove)
+            self._restore = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._restore is not None:
+            self._restore.close()
+            self._restore = None
+
+    @property
+    def visible_keys(self) -> np.ndarray:
+        """How many keys the model's own masks show: int32, (layer, query)."""
+        self._observe()
+        query = torch.arange(self.length)
+        first = torch.stack([self._first[layer].cpu() for layer in range(len(self._layers))])
+        return (query - first + 1).numpy().astype(np.int32)
+
+    @property
+    def learned_sink(self) -> np.ndarray:
+        """Learned sink logits: float64, (layer, head), -inf where the model has none."""
+        self._observe()
+        found = np.full((len(self._layers), self._heads or 0), -np.inf)
+        for layer, sink in self._learned_sink.items():
+            if sink is not None:
+                found[layer] = sink.detach().double().cpu().numpy()
+        return found
+
+    @property
+    def path(self) -> str:
+        """How the layers were computed, with the reason where it was not the fused path."""
+        self._observe()
+        runs: dict[str, list[int]] = {}
+        for layer, path in sorted(self._paths.items()):
+            runs.setdefault(path, []).append(layer)
+        if len(runs) == 1:
+            return next(iter(runs))
+        return "; ".join(f"layers {', '.join(map(str, layers))}: {path}" for path, layers in runs.items())
+
+    def record(self, inputs_embeds: torch.Tensor, position_ids: torch.Tensor) -> ForwardRecord:
+        """Run the model once, without its logits head, and record it.
+
+        Parameters
+        ----------
+        inputs_embeds : torch.Tensor
+            (batch, query, hidden): embeddings in the units of the embedding module's own output.
+        position_ids : torch.Tensor
+            (batch, query) or (1, query): consecutive integers.
+
+        Returns
+        -------
+        ForwardRecord
+            Batch first, on the CPU.
+
+        Raises
+        ------
+        InputError
+            If the shapes do not fit the recorder.
+        ModelError
+            If a layer turns out not to be recordable.
+        NumericalError
+            If a hidden state or a logit is not finite; names the first such layer.
+        """
+        if self._restore is None:
+            raise InputError("a Recorder records inside its `with` block only")
+        batch, length = inputs_embeds.shape[:2]
+        if length != self.length or position_ids.shape not in ((batch, length), (1, length)):
+            raise InputError(
+                f"this recorder takes (batch, {self.length}, hidden) embeddings with (batch or 1, {self.length}) "
+                f"positions, not {tuple(inputs_embeds.shape)} and {tuple(position_ids.shape)}"
+            )
+        return self._run(inputs_embeds, position_ids).finish()
+
+    def _run(self, inputs_embeds: torch.Tensor, position_ids: torch.Tensor) -> Pass:
+        reset_dynamic_rope(self.model)
+        self._pass = current = Pass(inputs_embeds, len(self._layers), self.probes)
+        token = _ACTIVE.set(self)
+        try:
+            with torch.inference_mode():
+                self._decoder(inputs_embeds=inputs_embeds, position_ids=position_ids, use_cache=False)
+        finally:
+            _ACTIVE.reset(token)
+            self._pass = None
+        if current.layer != len(self._layers):
+            raise ModelError(
+                f"{type(self.model).__name__} has {len(self._layers)} layers but {current.layer} of them called their "
+                "attention through transformers' attention interface: hybrid or shared layers cannot be recorded"
+            )
+        return current
+
+    def _observe(self) -> None:
+        """Have the masks and constants at hand also before the first recording."""
+        if len(self._first) == len(self._layers):
+            return
+        if self._restore is None:
+            raise InputError("nothing has been recorded yet: ask inside the `with` block or after a recording")
+        embedding = self.model.get_input_embeddings()
+        ids = torch.zeros((1, self.length), dtype=torch.long, device=embedding.weight.device)
+        with torch.inference_mode():
+            self._run(embedding(ids), torch.arange(self.length, device=ids.device)[None])
+
+    def _enters(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # noqa: ARG002
+        if self._pass is not None:
+            self._pass.keep_residual(0, args[0] if args else kwargs["hidden_states"])
+
+    def _leaves(self, depth: int) -> Any:
+        def hook(module: torch.nn.Module, args: tuple[Any, ...], output: Any) -> None:  # noqa: ARG001
+            if self._pass is not None:
+                self._pass.keep_residual(depth, output[0] if isinstance(output, tuple) else output)
+
+        return hook
+
+    def _attend(self, module: torch.nn.Module, inputs: AttentionInputs) -> torch.Tensor:
+        current = self._pass
+        if current is None or current.layer >= len(self._layers):
+            raise ModelError(f"{type(module).__name__} calls its attention more often than the model has layers")
+        layer = current.layer
+        if layer in self._first and not torch.equal(self._first[layer], inputs.first):
+            raise ModelError(f"the mask of layer {layer} changes from one forward pass to the next")
+        heads = inputs.query.shape[1]
+        if self._heads not in (None, heads):
+            raise ModelError(f"layer {layer} has {heads} heads, the layers before it {self._heads}")
+        self._heads = heads
+        self._first[layer], self._learned_sink[layer] = inputs.first, inputs.learned_sink
+        statistics, path = self._compute(inputs)
+        if self._paths.get(layer) != path:
+            self._paths[layer] = path
+            logger.info("layer %d: %s", layer, path)
+        current.keep(statistics)
+        return statistics.output
+
+    def _compute(self, inputs: AttentionInputs) -> tuple[AttentionStatistics, str]:
+        if self._requested_path == "blocked":
+            return blocked_statistics(inputs, self.offsets), "blocked"
+        reason = obstacle(inputs)
+        if reason is None:
+            return fused_statistics(inputs, self.offsets), "fused"
+        if self._requested_path == "fused":
+            raise ModelError(f"a layer cannot be recorded by fused kernels: {reason}")
+        return blocked_statistics(inputs, self.offsets), f"blocked ({reason})"
+
+
+_ACTIVE: ContextVar[Recorder | None] = ContextVar("posstats_recorder", default=None)
+
+
+def _recorder() -> Recorder:
+    recorder = _ACTIVE.get()
+    if recorder is None:
+        raise ModelError("the model is set to record but was not called through Recorder.record")
+    return recorder
+
+
+def _mask(*args: Any, **kwargs: Any) -> torch.Tensor:
+    return compact_mask(*args, **kwargs, window=_recorder()._window)
+
+
+def _attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    position_bias: torch.Tensor | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention function in transformers' calling convention; returns (batch, query, head, channel) and no weights."""
+    recorder = _recorder()
+    layer = recorder._pass.layer if recorder._pass is not None else -1
+    if position_bias is not None:
+        raise ModelError(f"layer {layer} adds a position bias to its logits: not rotary attention")
+    if query.shape[2] != key.shape[2]:
+        raise ModelError(
+            f"layer {layer} has {query.shape[2]} queries but {key.shape[2]} keys: not plain self-attention"
+        )
+    inputs = AttentionInputs(
+        query=query,
+        key=key,
+        value=value,
+        first=visible_start(attention_mask, query.shape[2], layer),
+        scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
+        softcap=softcap,
+        learned_sink=s_aux,
+    )
+    output = recorder._attend(module, inputs)
+    return output.transpose(1, 2).contiguous(), None
+
+
+class _RotationWatcher(Recorder):
+    """Sees whether the queries of a layer depend on the position when nothing else does."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model, length=1, offsets=(0,))
+        self.rotated: list[bool] = []
+
+    def _compute(self, inputs: AttentionInputs) -> tuple[AttentionStatistics, str]:
+        near, far = inputs.query.double().chunk(2)
+        change = (far - near).norm(dim=-1) / near.norm(dim=-1).clamp_min(torch.finfo(torch.float64).tiny)
+        self.rotated.append(bool(change.max() > 1e-2))
+        return super()._compute(inputs)
+
+
+def rotated_layers(model: Any) -> np.ndarray:
+    """Which layers apply rotary embeddings, found by watching them.
+
+    The same tokens stand alone at two positions: nothing but the rotary embedding can tell the two apart.
+
+    Parameters
+    ----------
+    model : transformers.PreTrainedModel
+        A rotary decoder.
+
+    Returns
+    -------
+    np.ndarray
+        bool, (layer,).
+    """
+    module = model.get_input_embeddings()
+    vocabulary = module.weight.shape[0]
+    # Several tokens, as one alone may be padding, whose embedding is zero.
+    ids = torch.tensor([[vocabulary // 4], [vocabulary // 2], [3 * vocabulary // 4]], device=module.weight.device)
+    positions = torch.tensor([[0], [37]], device=ids.device).repeat_interleave(len(ids), 0)
+    watcher = _RotationWatcher(model)
+    with watcher, torch.inference_mode():
+        watcher._run(module(ids.repeat(2, 1)), positions)
+    return np.array(watcher.rotated)

@@ -1,0 +1,281 @@
+"""Interventions on the input, made before the forward pass (docs/method.md, section 6).
+
+Every condition keeps the sequences paired with the baseline: the same sequences in the same order, changed only where
+the condition says so. Whatever is drawn is drawn per sequence from the seed, so neither the batch size nor the other
+conditions of a dump matter. Replaced embeddings are in the units of the embedding module's own output.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from posstats.dumping.inputs import Sequences
+from posstats.dumping.models import embed
+from posstats.errors import InputError
+from posstats.vocabulary import CONDITIONS
+
+#: Stands in ``token_id`` where the model was fed a vector that is no token's embedding.
+NO_TOKEN = -1
+
+_BOS_VECTORS = ("zero", "mean", "gaussian")
+#: Spawn keys that keep the draws of the conditions apart under one seed.
+_ORDINARY, _GAUSSIAN = 0, 1
+#: Tokens embedded at a time when the moments of the embedding are summed: bounds the memory.
+_EMBEDDED_AT_ONCE = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """An intervention on the input.
+
+    Attributes
+    ----------
+    name : str
+        Its spelling, and its label along the ``condition`` dimension.
+    kind : str
+        What is done: ``baseline``, ``zero``, ``mean``, ``gaussian``, ``token``, ``none``, ``at``, ``shift`` or
+        ``repeat``.
+    value : int
+        The token id of ``token``, the position of ``at``, the shift of ``shift``; 0 elsewhere.
+    """
+
+    name: str
+    kind: str
+    value: int = 0
+
+
+def parse_condition(text: str) -> Condition:
+    """Read the spelling of a condition.
+
+    Parameters
+    ----------
+    text : str
+        One of the spellings of :data:`posstats.vocabulary.CONDITIONS`, with numbers in place of capitals.
+
+    Returns
+    -------
+    Condition
+        The condition, under its canonical spelling.
+
+    Raises
+    ------
+    InputError
+        If there is no such condition.
+
+    Examples
+    --------
+    >>> parse_condition("bos=token:5")
+    Condition(name='bos=token:5', kind='token', value=5)
+    >>> parse_condition("shift=064").name
+    'shift=64'
+    """
+    spelling = text.strip()
+    if spelling in ("baseline", "repeat"):
+        return Condition(spelling, spelling)
+    if spelling in ("bos=none", *(f"bos={vector}" for vector in _BOS_VECTORS)):
+        return Condition(spelling, spelling.removeprefix("bos="))
+    for kind, prefix, lowest in (("token", "bos=token:", 0), ("at", "bos@", 1), ("shift", "shift=", 1)):
+        match = re.fullmatch(re.escape(prefix) + r"(\d+)", spelling, flags=re.ASCII)
+        if match and int(match[1]) >= lowest:
+            return Condition(f"{prefix}{int(match[1])}", kind, int(match[1]))
+    raise InputError(
+        f"there is no condition {text!r}; the conditions are {', '.join(CONDITIONS)}, with whole numbers in place of "
+        "ID (0 or more), P and K (1 or more)"
+    )
+
+
+def parse_conditions(texts: Iterable[str]) -> tuple[Condition, ...]:
+    """Read several conditions, none of them twice.
+
+    Parameters
+    ----------
+    texts : iterable of str
+        Spellings, in the order of the ``condition`` dimension.
+
+    Returns
+    -------
+    tuple of Condition
+        The conditions.
+
+    Raises
+    ------
+    InputError
+        If there is none, one is unknown, or one is given twice.
+    """
+    conditions = tuple(parse_condition(text) for text in ([texts] if isinstance(texts, str) else texts))
+    names = [condition.name for condition in conditions]
+    if not names:
+        raise InputError("give at least one condition, for example 'baseline'")
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise InputError(f"each condition can be given once; given twice: {', '.join(twice)}")
+    return conditions
+
+
+def fed_tokens(condition: Condition, sequences: Sequences, *, seed: int = 0) -> np.ndarray:
+    """Token ids that a condition feeds.
+
+    ``bos=none`` and ``bos@P`` put the same ordinary token at position 0, another one in every sequence.
+
+    Parameters
+    ----------
+    condition : Condition
+        The condition.
+    sequences : Sequences
+        The sequences it is applied to.
+    seed : int
+        Seed of the ordinary tokens that replace a BOS.
+
+    Returns
+    -------
+    ndarray of int64, shape (sequence, query)
+        Ids, -1 where a vector is fed that is no token's embedding.
+
+    Raises
+    ------
+    InputError
+        If the condition cannot be applied to these sequences.
+    """
+    ids = sequences.ids.copy()
+    if condition.kind in ("baseline", "shift"):
+        return ids
+    if condition.kind == "repeat":
+        ids[:] = ids[:, [0 if sequences.bos_id is None else 1]]
+        return ids
+    if sequences.bos_id is None:
+        raise InputError(f"{condition.name} replaces or moves a BOS token, and these sequences have none in their ids")
+    if condition.kind in _BOS_VECTORS:
+        ids[:, 0] = NO_TOKEN
+    elif condition.kind == "token":
+        ids[:, 0] = condition.value
+    else:
+        if condition.kind == "at":
+            if condition.value >= sequences.length:
+                raise InputError(f"{condition.name}: the position must be below the length of {sequences.length}")
+            ids[:, condition.value] = sequences.bos_id
+        if len(sequences.ordinary) < sequences.count:
+            raise InputError(
+                f"{condition.name} needs a different ordinary token for each of the {sequences.count} sequences, and "
+                f"the sequences name {len(sequences.ordinary)} (their attribute `ordinary`)"
+            )
+        rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(_ORDINARY,)))
+        ids[:, 0] = rng.permutation(sequences.ordinary)[: sequences.count]
+    return ids
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """A condition made ready for a model.
+
+    Attributes
+    ----------
+    token_id : ndarray of int64, shape (sequence, query)
+        What is fed; -1 where it is the replacement.
+    replacement : Tensor of shape (sequence, hidden) or None
+        What stands at position 0 in place of an embedding, in the units of the embedding module's output.
+    shift : int
+        Added to every position id.
+    """
+
+    token_id: np.ndarray
+    replacement: torch.Tensor | None
+    shift: int
+
+    def batch(self, model: Any, rows: slice) -> tuple[torch.Tensor, torch.Tensor]:
+        """Model input of some sequences.
+
+        Parameters
+        ----------
+        model : transformers.PreTrainedModel
+            The model.
+        rows : slice
+            Which sequences.
+
+        Returns
+        -------
+        inputs_embeds : Tensor of shape (sequence, query, hidden)
+            Output of the embedding module, position 0 replaced where the condition says so.
+        position_ids : Tensor of int64, shape (sequence, query)
+            Position ids.
+        """
+        ids = torch.as_tensor(np.maximum(self.token_id[rows], 0), device=model.device)
+        inputs_embeds = embed(model, ids)
+        if self.replacement is not None:
+            replaced = self.replacement[rows].to(inputs_embeds)
+            inputs_embeds = torch.cat([replaced[:, None], inputs_embeds[:, 1:]], dim=1)
+        position_ids = torch.arange(ids.shape[1], device=model.device) + self.shift
+        return inputs_embeds, position_ids.expand_as(ids)
+
+
+def apply(condition: Condition, sequences: Sequences, model: Any, *, seed: int = 0) -> Feed:
+    """Apply a condition to sequences.
+
+    Parameters
+    ----------
+    condition : Condition
+        What to do.
+    sequences : Sequences
+        What to do it to.
+    model : transformers.PreTrainedModel
+        The model whose embedding is used.
+    seed : int
+        Seed of the draws of ``bos=gaussian``, ``bos=none`` and ``bos@P``.
+
+    Returns
+    -------
+    Feed
+        The input, ready to be cut into batches.
+
+    Raises
+    ------
+    InputError
+        If the condition cannot be applied, or a token id is not in the model's vocabulary.
+
+    Notes
+    -----
+    ``bos=gaussian`` draws, per sequence, independent normal values with the mean and the standard deviation that the
+    embeddings of the vocabulary have along each hidden dimension; ``bos=mean`` is that mean.
+    """
+    token_id = fed_tokens(condition, sequences, seed=seed)
+    vocabulary = _vocabulary(model)
+    if token_id.max() >= vocabulary:
+        raise InputError(
+            f"{condition.name}: token id {token_id.max()} is not in the model's vocabulary of {vocabulary} tokens"
+        )
+    replacement = None
+    if condition.kind in _BOS_VECTORS:
+        mean, deviation = _embedding_moments(model)
+        if condition.kind == "zero":
+            vectors = np.zeros((sequences.count, len(mean)))
+        elif condition.kind == "mean":
+            vectors = np.tile(mean, (sequences.count, 1))
+        else:
+            children = [np.random.SeedSequence(seed, spawn_key=(_GAUSSIAN, n)) for n in range(sequences.count)]
+            normal = np.stack([np.random.default_rng(child).standard_normal(len(mean)) for child in children])
+            vectors = mean + deviation * normal
+        replacement = torch.from_numpy(vectors)
+    return Feed(token_id, replacement, condition.value if condition.kind == "shift" else 0)
+
+
+def _vocabulary(model: Any) -> int:
+    """Number of tokens that have an embedding."""
+    return int(model.get_input_embeddings().weight.shape[0])
+
+
+def _embedding_moments(model: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation over the vocabulary of the embedding module's output, each of shape (hidden,)."""
+    vocabulary = _vocabulary(model)
+    total: np.ndarray | float = 0.0
+    squares: np.ndarray | float = 0.0
+    for start in range(0, vocabulary, _EMBEDDED_AT_ONCE):
+        ids = torch.arange(start, min(start + _EMBEDDED_AT_ONCE, vocabulary), device=model.device)
+        rows = embed(model, ids[None])[0].cpu().double().numpy()
+        total, squares = total + rows.sum(axis=0), squares + (rows**2).sum(axis=0)
+    mean = np.asarray(total) / vocabulary
+    return mean, np.sqrt(np.maximum(np.asarray(squares) / vocabulary - mean**2, 0.0))

@@ -1,0 +1,91 @@
+"""How many sequences go through the model at once."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+
+#: Tokens of one forward pass beyond which a larger batch gains nothing.
+_ENOUGH_TOKENS = {"cpu": 4096, "cuda": 65536}
+#: Share of the free memory that a forward pass and its records may take.
+_SHARE = 0.5
+#: How many copies of a batch's records are alive at once: on the device, in the writer's queue, being written.
+_RECORD_COPIES = 5
+
+
+def available_memory(device: torch.device) -> int:
+    """Bytes that can be allocated on a device without swapping.
+
+    Parameters
+    ----------
+    device : torch.device
+        A CPU or CUDA device.
+
+    Returns
+    -------
+    int
+        Free bytes; on the CPU the smaller of what the machine and the control group have left.
+    """
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    machine = re.search(r"MemAvailable:\s*(\d+) kB", _text("/proc/meminfo"))
+    limits = [int(machine[1]) * 1024] if machine else []
+    used, limit = _text("/sys/fs/cgroup/memory.current"), _text("/sys/fs/cgroup/memory.max")
+    if used.strip().isdigit() and limit.strip().isdigit():
+        limits.append(max(0, int(limit) - int(used)))
+    return min(limits, default=2**31)
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="ascii")
+    except OSError:
+        return ""
+
+
+def suggested_batch(model: Any, length: int, record_bytes: int) -> int:
+    """Number of sequences for one forward pass: a power of two.
+
+    Parameters
+    ----------
+    model : transformers.PreTrainedModel
+        The model.
+    length : int
+        Tokens per sequence.
+    record_bytes : int
+        Bytes recorded of one sequence.
+
+    Returns
+    -------
+    int
+        As many as make the work efficient and surely fit into the memory available; at least 1.
+    """
+    config, device = model.config.get_text_config(), model.device
+    widest = max(getattr(config, "intermediate_size", None) or 0, 4 * config.hidden_size)
+    # Residual stream, its norm, queries, keys, values, attention output and its float32 working copies; the two halves
+    # of the gated feed-forward layer and their product.
+    activations = length * (16 * config.hidden_size + 3 * widest) * max(model.dtype.itemsize, 4)
+    fitting = _SHARE * available_memory(device) / (activations + _RECORD_COPIES * record_bytes)
+    enough = _ENOUGH_TOKENS.get(device.type, _ENOUGH_TOKENS["cuda"]) / length
+    return 1 << (max(1, int(min(fitting, enough))).bit_length() - 1)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out, on the CPU or on an accelerator.
+
+    Parameters
+    ----------
+    error : BaseException
+        The error.
+
+    Returns
+    -------
+    bool
+        True if it does.
+    """
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and "not enough memory" in str(error)

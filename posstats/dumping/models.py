@@ -1,0 +1,279 @@
+"""Load a rotary decoder, vary it, and say exactly what was loaded."""
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+import posstats
+from posstats.dumping.attention import rotated_layers
+from posstats.dumping.checkpoints import DEFAULT_MODEL, converted_gguf, default_gguf, recorded_digest, weights_digest
+from posstats.dumping.precision import compute_in_float64
+from posstats.dumping.structure import (
+    attention_window,
+    check_config,
+    check_model,
+    inverse_frequencies,
+    max_length,
+    narrow_window,
+    text_config,
+)
+from posstats.errors import InputError, ModelError
+
+__all__ = ["embed", "load_model", "max_length", "model_facts"]
+
+DTYPES = ("float32", "float64", "bfloat16", "float16")
+TRAINED = "trained"
+VARIANT = "inference-time variant"
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """Where a model came from.
+
+    Attributes
+    ----------
+    name : str
+        Name as given to :func:`load_model`.
+    revision : str
+        Commit of the hub repository, "" for local files.
+    digest : str or None
+        Recorded digest of the weights, None if it has to be computed.
+    changes : tuple of str
+        What makes it an inference-time variant; empty for a model as trained.
+    """
+
+    name: str
+    revision: str
+    digest: str | None
+    changes: tuple[str, ...]
+
+
+def load_model(
+    name: str | Path = DEFAULT_MODEL,
+    *,
+    dtype: str = "float32",
+    device: str | None = None,
+    revision: str | None = None,
+    models_dir: str | Path = Path("data/models"),
+    rope_parameters: Mapping[str, Any] | None = None,
+    ntk_factor: float | None = None,
+    sliding_window: int | None = None,
+) -> tuple[Any, Any]:
+    """Load a rotary decoder and its tokenizer.
+
+    No remote code is executed and no pickle is read. The arguments after ``models_dir`` change the model at inference
+    time; such a model is labelled "inference-time variant" wherever it appears.
+
+    Parameters
+    ----------
+    name : str or Path
+        "smollm2-135m" (the default model, read from an installed package), a local folder, a .gguf file, or the id of a
+        repository on the hub.
+    dtype : {"float32", "float64", "bfloat16", "float16"}
+        Number format of weights and activations.
+    device : str, optional
+        Torch device; by default a GPU if there is one.
+    revision : str, optional
+        Branch, tag or commit of a hub repository.
+    models_dir : str or Path
+        Where converted GGUF checkpoints are kept.
+    rope_parameters : mapping, optional
+        Entries that replace those of the model's own ``rope_parameters``, as transformers spells them.
+    ntk_factor : float, optional
+        NTK-aware scaling: theta becomes theta * factor ** (d / (d - 2)), d the number of rotated channels of a head.
+    sliding_window : int, optional
+        Every query of every layer sees at most this many keys, itself included.
+
+    Returns
+    -------
+    model : transformers.PreTrainedModel
+        In evaluation mode.
+    tokenizer : transformers.PreTrainedTokenizerBase
+        Its tokenizer.
+
+    Raises
+    ------
+    InputError
+        For an option that does not exist.
+    ModelError
+        If the model cannot be loaded or is not a rotary decoder that can be recorded exactly.
+    """
+    if dtype not in DTYPES:
+        raise InputError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
+    if not sys.stderr.isatty():
+        transformers.utils.logging.disable_progress_bar()
+    source, where = _locate(str(name), revision, Path(models_dir))
+    config = _pretrained(transformers.AutoConfig, name, source, where)
+    check_config(config, str(name))
+    changes = _vary_rope(config, rope_parameters, ntk_factor)
+    tokenizer = _pretrained(transformers.AutoTokenizer, name, source, where)
+    model = _pretrained(
+        transformers.AutoModelForCausalLM,
+        name,
+        source,
+        {**where, "config": config, "dtype": getattr(torch, dtype), "use_safetensors": True},
+    )
+    check_model(model)
+    if dtype == "float64":
+        compute_in_float64(model)
+    try:
+        model.to(device or ("cuda" if torch.cuda.is_available() else "cpu")).eval()
+    except RuntimeError as error:
+        raise ModelError(f"cannot put {name} on device {device!r}: {error}") from error
+    if sliding_window is not None:
+        narrow_window(model, sliding_window)
+        changes = (*changes, f"sliding_window={sliding_window}")
+    digest = recorded_digest(Path(source)) if dtype == "float32" else None
+    model.posstats_provenance = Provenance(str(name), getattr(config, "_commit_hash", None) or "", digest, changes)
+    return model, tokenizer
+
+
+def _locate(name: str, revision: str | None, models_dir: Path) -> tuple[str, dict[str, Any]]:
+    """Folder or repository to load from, and how."""
+    path = Path(name).expanduser()
+    if name == DEFAULT_MODEL or path.suffix == ".gguf":
+        return str(converted_gguf(default_gguf() if name == DEFAULT_MODEL else path, models_dir)), {
+            "local_files_only": True
+        }
+    if path.is_dir():
+        return str(path), {"local_files_only": True}
+    if name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise ModelError(f"there is no folder {name!r}; give {DEFAULT_MODEL!r}, a folder, a .gguf file or a hub id")
+    return name, {"revision": revision or "main"}
+
+
+def _pretrained(factory: Any, name: str | Path, source: str, options: dict[str, Any]) -> Any:
+    """One from_pretrained call, whose many kinds of failure become one."""
+    try:
+        return factory.from_pretrained(source, trust_remote_code=False, **options)
+    except Exception as error:  # what a file or a server can do wrong ends in errors of many libraries
+        reason = str(error).strip().splitlines()
+        raise ModelError(
+            f"cannot load {str(name)!r}: {reason[0] if reason else type(error).__name__} "
+            f"(allowed: {DEFAULT_MODEL!r}, a folder or hub id with safetensors and no remote code, a .gguf file)"
+        ) from error
+
+
+def _vary_rope(config: Any, rope_parameters: Mapping[str, Any] | None, ntk_factor: float | None) -> tuple[str, ...]:
+    """Change the rotary parameters of a configuration; returns what was changed."""
+    text = config.get_text_config()
+    changes: tuple[str, ...] = ()
+    if rope_parameters is not None:
+        _check_rope_types(rope_parameters)
+        changes = (f"rope_parameters={json.dumps(dict(rope_parameters), sort_keys=True)}",)
+        nested = text.nested_rope_parameter_keys(text.rope_parameters)
+        for key in nested or [None]:
+            target = text.rope_parameters if key is None else text.rope_parameters[key]
+            given = rope_parameters if key is None else rope_parameters.get(key, rope_parameters)
+            target.update({k: v for k, v in given.items() if k not in nested})
+        try:
+            text.standardize_rope_params()
+            text.validate_rope()
+        except (ValueError, KeyError, TypeError) as error:
+            raise ModelError(f"rope_parameters do not fit the model: {error}") from error
+    if ntk_factor is not None:
+        if ntk_factor < 1:
+            raise InputError(f"ntk_factor must be at least 1, not {ntk_factor}")
+        changes = (*changes, f"ntk_factor={ntk_factor:g}")
+        head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+        for parameters in _flat_rope_parameters(text):
+            if parameters["rope_type"] != "default":
+                raise ModelError(
+                    f"ntk_factor rescales plain RoPE; this model uses {parameters['rope_type']!r}: use rope_parameters"
+                )
+            rotated = int(head_dim * parameters.get("partial_rotary_factor", 1.0))
+            parameters["rope_theta"] *= ntk_factor ** (rotated / (rotated - 2))
+    return changes
+
+
+def _check_rope_types(rope_parameters: Mapping[str, Any]) -> None:
+    for parameters in (rope_parameters, *(x for x in rope_parameters.values() if isinstance(x, Mapping))):
+        kind, allowed = parameters.get("rope_type", "default"), {"default", *ROPE_INIT_FUNCTIONS}
+        if kind not in allowed:
+            raise InputError(f"rope_type {kind!r} in rope_parameters is not one of {', '.join(sorted(allowed))}")
+
+
+def _flat_rope_parameters(text: Any) -> list[dict[str, Any]]:
+    nested = text.nested_rope_parameter_keys(text.rope_parameters)
+    return [text.rope_parameters[key] for key in nested] if nested else [text.rope_parameters]
+
+
+def embed(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    """Output of the model's embedding module.
+
+    This is what ``inputs_embeds`` takes: whatever the model does to it afterwards (Gemma 2 and Granite scale it there,
+    Gemma 3 inside the module) it does in the forward pass.
+
+    Parameters
+    ----------
+    model : transformers.PreTrainedModel
+        The model.
+    ids : torch.Tensor
+        int64, (batch, query).
+
+    Returns
+    -------
+    torch.Tensor
+        (batch, query, hidden), on the model's device.
+    """
+    module = model.get_input_embeddings()
+    with torch.inference_mode():
+        return module(ids.to(module.weight.device))
+
+
+def model_facts(model: Any, tokenizer: Any = None, *, length: int | None = None) -> dict[str, Any]:
+    """What there is to know about a model in a dataset's attributes.
+
+    Parameters
+    ----------
+    model : transformers.PreTrainedModel
+        The model.
+    tokenizer : transformers.PreTrainedTokenizerBase, optional
+        Its tokenizer.
+    length : int, optional
+        Sequence length, which matters for rotary embeddings that rescale themselves with it.
+
+    Returns
+    -------
+    dict
+        Strings, numbers and arrays only; the same model gives the same dictionary.
+    """
+    text = text_config(model)
+    provenance = getattr(model, "posstats_provenance", None) or Provenance(
+        model.config.name_or_path or type(model).__name__, getattr(model.config, "_commit_hash", None) or "", None, ()
+    )
+    window = attention_window(model)
+    facts: dict[str, Any] = {
+        "model": provenance.name,
+        "model_revision": provenance.revision,
+        "weights_sha256": provenance.digest or weights_digest(dict(model.state_dict())),
+        "architecture": type(model).__name__,
+        "model_kind": VARIANT if provenance.changes else TRAINED,
+        "model_variant": ", ".join(provenance.changes),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "n_layers": text.num_hidden_layers,
+        "n_heads": text.num_attention_heads,
+        "n_key_value_heads": getattr(text, "num_key_value_heads", None) or text.num_attention_heads,
+        "head_dim": getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads,
+        "rope_parameters": json.dumps(text.rope_parameters, sort_keys=True, default=str),
+        "rope_layers": rotated_layers(model).astype(np.int8),
+        "inference_time_window": 0 if window is None else window,
+        "max_length": max_length(model) or 0,
+        "posstats_version": posstats.__version__,
+        "torch_version": torch.__version__,
+        "transformers_version": transformers.__version__,
+    }
+    for layer_type, frequencies in inverse_frequencies(model, length).items():
+        facts["inverse_frequencies" + (f"_{layer_type}" if layer_type else "")] = frequencies
+    if tokenizer is not None:
+        facts["tokenizer"] = type(tokenizer).__name__
+        facts["vocabulary_size"] = len(tokenizer)
+    return facts
