@@ -37,7 +37,7 @@ class _Log:
         now = time.monotonic()
         if now - self._last >= LOG_EVERY and self._done > self._before:
             left = (now - self._begin) / (self._done - self._before) * (self._total - self._done)
-            logger.info("%s: %d of %d %s, %.0f s left", self._label, self._done, self._total, self._unit, left)
+            logger.info("%s: %d of %d %ss, %.0f s left", self._label, self._done, self._total, self._unit, left)
             self._last = now
 
 
@@ -57,7 +57,7 @@ def progress(label: str, total: int, *, unit: str, done: int = 0, show: bool = T
     total : int
         Units of work in all.
     unit : str
-        What is counted, in the plural.
+        What is counted, in the singular; an s makes the plural.
     done : int
         Units done before.
     show : bool
