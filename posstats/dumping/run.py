@@ -269,7 +269,7 @@ class _Work:
             return
         self._check_space(total, path)
         with (
-            report_progress(f"dump {path.name}", total, unit="sequences", show=show) as bar,
+            report_progress(f"dump {path.name}", total, unit="sequence", show=show) as bar,
             self._recorder() as recorder,
             ThreadPoolExecutor(1, thread_name_prefix="posstats-writer") as writer,
         ):
@@ -342,8 +342,8 @@ class _Work:
         free = shutil.disk_usage(self._pieces.folder).free
         if needed > free:
             raise DumpError(
-                f"{path} needs about {needed / 1e9:.1f} GB while it is being written, and {free / 1e9:.1f} GB are "
-                "free: free some space, or record fewer sequences, conditions or offsets"
+                f"{path} needs about {needed / 1e6:.0f} MB while it is being written, and {free / 1e6:.0f} MB are "
+                "free: make room, or record fewer sequences, conditions or offsets"
             )
 
 
