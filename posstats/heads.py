@@ -1,0 +1,245 @@
+"""From heads to the model: the mean share or slope over heads, with heads and layers as random effects."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+from numpy.typing import NDArray
+
+from posstats.errors import DesignError, InputError, NumericalError
+from posstats.estimates import prepare
+from posstats.labelled import layer_fields, select_condition
+from posstats.results_comparison import ModelLevelResult, ModelSlopeResult
+from posstats.stats.components import SHARE_COMPONENTS, LayerField, analysed_queries, share_statistics
+from posstats.stats.evaluate import evaluate
+from posstats.stats.mixed import fit_mixed
+from posstats.stats.multiplicity import adjust as adjust_p
+from posstats.stats.resample import check_interval_options, jackknife_error, random_signs, sign_flip_test
+from posstats.stats.terms import Array, reference
+from posstats.vocabulary import LOG_ATTENTION, RESIDUAL, RESIDUAL_TERMS
+
+#: What is asked of every head.
+MEASURES = ("share", "slope")
+#: Terms a measure exists for; `relative` has neither share nor slope, by construction.
+_TERMS = {
+    "share": (*SHARE_COMPONENTS[1:], RESIDUAL),
+    "slope": (LOG_ATTENTION, *SHARE_COMPONENTS[1:], RESIDUAL),
+}
+_FEWEST_LAYERS = 3
+
+
+def model_level(
+    data: xr.Dataset,
+    *,
+    term: str = RESIDUAL,
+    measure: str = "share",
+    offsets: Sequence[int] | None = None,
+    level: float = 0.95,
+    n_permutations: int = 9999,
+    seed: int = 0,
+    adjust: str = "bh",
+) -> ModelLevelResult:
+    """Ask about the model, not one head: the mean share or slope of a term over heads and layers.
+
+    ``y[head] = mean + u[layer] + e[head] + sampling error``, by restricted maximum likelihood: heads of a layer
+    resemble each other, and all heads were measured on the same documents. The interval of the mean covers other
+    documents, heads and layers; a pooled share (:func:`posstats.shares`) covers other documents only, and weighs heads
+    by their leakage.
+
+    Parameters
+    ----------
+    data : xarray.Dataset
+        Terms (:func:`posstats.decompose`) or a dump; one fit per condition.
+    term : str
+        A term of log attention or `residual`; for slopes `log_attention` too.
+    measure : {"share", "slope"}
+        The share of leakage (unitless), or the slope on log2(i + 1) in nats per doubling.
+    offsets : sequence of int, optional
+        Offsets summed (share) or averaged (slope) over; all of `data` if not given.
+    level : float
+        Level of the interval, and ``1 - level`` of the leakage test.
+    n_permutations, seed
+        Sign flips of the leakage test of every head.
+    adjust : {"bh", "by", "holm"}
+        Adjustment of the leakage tests over the family: all heads of one condition.
+
+    Returns
+    -------
+    ModelLevelResult
+        With the heads' own estimates in `heads`. A head whose leakage is not significant has no share; it is left out
+        and counted, and the statement is about the others. :class:`~posstats.results_comparison.ModelSlopeResult` for
+        slopes.
+
+    Raises
+    ------
+    InputError
+        For an option that is not allowed.
+    DesignError
+        With fewer than 5 documents, fewer than 3 layers, or too few analysed queries.
+    NumericalError
+        If the dump holds values that are not finite.
+
+    Warns
+    -----
+    FewDocumentsWarning
+        With fewer than 24 documents.
+
+    Notes
+    -----
+    Sampling errors are jackknife ones, over documents. With fewer documents than heads the jackknife covariance is
+    singular: taken as it is, combinations of heads that it believes to be free of error would draw the mean towards
+    them, and the standard deviation of heads would take in the error it misses (three times too large where heads
+    differ less than they are known). So correlations are pooled into two averages, within and between layers.
+
+    Examples
+    --------
+    >>> import posstats as ps
+    >>> from posstats.heads import model_level
+    >>> result = model_level(ps.simulate(n=30, layers=4, length=48, seed=0).dataset, term="mask")
+    >>> row = result.table.iloc[0]
+    >>> bool(row.low < row.estimate < row.high), int(row.n_heads + row.n_excluded)
+    (True, 16)
+    """
+    if measure not in MEASURES:
+        raise InputError(f"measure must be one of {', '.join(MEASURES)}, not {measure!r}.")
+    if term not in _TERMS[measure]:
+        raise InputError(f"term must be one of {', '.join(_TERMS[measure])} for a {measure}, not {term!r}.")
+    if seed < 0:
+        raise InputError(f"seed must not be negative, not {seed}.")
+    check_interval_options("jackknife", level)
+    terms, notes, settings = prepare(data, offsets, adjust)
+    if terms.sizes["layer"] < _FEWEST_LAYERS:
+        raise DesignError(f"{terms.sizes['layer']} layer(s) cannot show how layers vary; at least 3 are needed.")
+    queries = analysed_queries(terms.sizes["query"], terms.offset.values)
+    signs = random_signs(int(str(settings["n_documents"])), n_permutations, seed)
+    rows, heads = [], []
+    for name in np.atleast_1d(terms.condition.values):
+        one = select_condition(terms, name)
+        measured = _shares(one, queries, term, signs) if measure == "share" else _slopes(one, queries, term)
+        frames, left_out = zip(*measured, strict=True)
+        frame = pd.concat([part.assign(head=terms["head"].values) for part in frames], ignore_index=True)
+        deviations = np.concatenate(left_out, axis=1)
+        frame["se"] = jackknife_error(deviations, axis=0)
+        frame["note"] = ""
+        if measure == "share":
+            frame["leakage_q"] = adjust_p(frame.pop("leakage_p"), adjust).q
+            weak = ~(frame.leakage_q < 1 - level) | ~(frame.leakage > 0)
+            frame.loc[weak, ["estimate", "se"]] = np.nan
+            frame.loc[weak, "note"] = "withheld: leakage is not significant"
+        rows.append({"condition": str(name), "term": term} | _fit(frame, deviations, level))
+        heads.append(frame.assign(condition=str(name)))
+    columns = ("condition", "layer", "head", "estimate", "se", "leakage", "leakage_q", "note")
+    by_head = pd.concat(heads, ignore_index=True)
+    settings |= {"measure": measure, "level": level, "seed": seed}
+    settings["standard_errors"] = "mixed model of heads within layers, jackknife over documents, t(df)"
+    result = ModelLevelResult if measure == "share" else ModelSlopeResult
+    return result(pd.DataFrame(rows), settings, notes, by_head[[name for name in columns if name in by_head]])
+
+
+def _fit(frame: pd.DataFrame, left_out: Array, level: float) -> dict[str, object]:
+    """Row of the mixed model; without enough heads to fit, a row that says so."""
+    used = frame.estimate.notna().to_numpy()
+    layers = frame.layer.to_numpy()
+    covariance = np.zeros((len(frame), len(frame)))
+    covariance[np.ix_(used, used)] = _sampling_covariance(left_out[:, used], layers[used])
+    try:
+        fit = fit_mixed(frame.estimate, layers, sampling=covariance, sampling_df=len(left_out) - 1)
+    except DesignError as error:
+        nothing = dict.fromkeys(("estimate", "se", "low", "high", "p", "df", "layer_sd", "head_sd"), np.nan)
+        counts = {"n_layers": len(set(layers[used])), "n_heads": int(used.sum()), "n_excluded": int((~used).sum())}
+        return nothing | counts | {"converged": False, "note": f"withheld: {error}"}
+    low, high = fit.interval(level)
+    return {
+        "estimate": fit.estimate[0],
+        "se": fit.se[0],
+        "low": low[0],
+        "high": high[0],
+        "p": fit.p[0],
+        "df": fit.df,
+        "layer_sd": fit.layer_variance**0.5,
+        "head_sd": fit.head_variance**0.5,
+        "n_layers": fit.n_layers,
+        "n_heads": fit.n_heads,
+        "n_excluded": fit.n_excluded,
+        "converged": fit.converged,
+        "note": "; ".join(fit.notes),
+    }
+
+
+def _sampling_covariance(left_out: Array, layers: NDArray[np.generic]) -> Array:
+    """Jackknife variances of the heads, (head, head), with one correlation within layers and one between.
+
+    `left_out` (document, head) holds the estimates without each document.
+    """
+    deviation = left_out - left_out.mean(axis=0)
+    se = jackknife_error(left_out, axis=0)
+    norm = np.sqrt((deviation**2).sum(axis=0))
+    z = np.divide(deviation, norm, out=np.zeros_like(deviation), where=norm > 0)
+    correlation = z.T @ z
+    same_layer = layers[:, None] == layers
+    itself = np.eye(len(layers), dtype=bool)
+    for pairs in (same_layer & ~itself, ~same_layer):
+        if pairs.any():
+            correlation[pairs] = correlation[pairs].mean()
+    correlation[itself] = 1.0
+    # Averages of correlations need not be the correlations of anything.
+    values, axes = np.linalg.eigh(correlation)
+    covariance: Array = (axes * np.maximum(values, 0)) @ axes.T * np.outer(se, se)
+    return covariance
+
+
+def _shares(
+    terms: xr.Dataset, queries: NDArray[np.int64], term: str, signs: Array
+) -> Iterator[tuple[pd.DataFrame, Array]]:
+    """Per layer: shares of the heads with their leakage and its p-value; the shares without each document."""
+    parts = [SHARE_COMPONENTS.index(name) for name in (RESIDUAL_TERMS if term == RESIDUAL else (term,))]
+
+    def share(components: Array) -> Array:
+        total = components[..., 0]
+        part = components[..., parts].sum(axis=-1)
+        return np.divide(part, total, out=np.full_like(total, np.nan), where=total != 0)
+
+    for layer, field in layer_fields(terms):
+        stats = share_statistics(field, queries, field.offsets)
+        at_ones = evaluate([stats], np.ones((1, len(field.sequences))), left_out=True)[0]
+        leakage, p = at_ones.value[0, :, 0], sign_flip_test(stats.gram[:, 0], signs)
+        frame = pd.DataFrame({"layer": layer, "estimate": share(at_ones.value[0]), "leakage": leakage, "leakage_p": p})
+        yield frame, share(at_ones.left_out[0])
+
+
+def _slopes(terms: xr.Dataset, queries: NDArray[np.int64], term: str) -> Iterator[tuple[pd.DataFrame, Array]]:
+    """Per layer: slopes of the heads; the slopes without each document."""
+    for layer, field in layer_fields(terms):
+        n_documents = len(field.sequences)
+        weights = np.concatenate([np.ones((1, n_documents)), 1 - np.eye(n_documents)])
+        values = _slopes_at(field, queries, term, weights)
+        if not np.isfinite(values).all():
+            raise NumericalError(f"Log attention of layer {layer} is not finite at an analysed query.")
+        yield pd.DataFrame({"layer": layer, "estimate": values[0]}), values[1:]
+
+
+def _slopes_at(field: LayerField, queries: NDArray[np.int64], term: str, weights: Array) -> Array:
+    """Least-squares slopes on log2(i + 1) at document weights (replicate, document): (replicate, head)."""
+    x = np.log2(queries + 1.0)
+    x -= x.mean()
+    project = x / (x @ x)
+    total = (weights @ field.sequences)[:, None]
+
+    def slope(sums: Array) -> Array:
+        return np.tensordot(weights, sums[:, :, queries] @ project, axes=1) / total
+
+    share, rest, logit = slope(field.rest_share), slope(field.rest), slope(field.logit.mean(axis=-1))
+    seen = np.isfinite(field.lag_mean[0])  # lags that no query sees are -inf in every sequence
+    lag_mean = np.tensordot(weights, np.where(seen, field.lag_mean, 0.0), axes=1) / total[..., None]
+    ref = reference(np.where(seen, lag_mean, -np.inf), field.visible_keys, field.learned_sink)
+    log_z, log_rest = (logs[..., queries] @ project for logs in (ref.log_denominator, ref.log_denominator_rest))
+    by_term = {
+        "mask": -log_z,
+        "sink": share + log_z - log_rest,
+        "logit_drift": logit,
+        "denominator_drift": rest + log_rest,
+        LOG_ATTENTION: logit + share + rest,
+    }
+    by_term[RESIDUAL] = by_term[LOG_ATTENTION] - by_term["mask"]
+    return by_term[term]
