@@ -7,26 +7,24 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from posstats.errors import DesignError, FewDocumentsWarning, InputError
+from posstats.errors import FewDocumentsWarning, InputError
 from posstats.labelled import as_terms, check_offsets_visible, document_codes, select_condition
-from posstats.pooling import Bin, Estimate, Inference, estimates
+from posstats.pooling import Estimate, Inference, estimates, magnitude_bins, share_bins
 from posstats.results import LeakageResult, MagnitudeResult, RemovalResult, ShareResult
 from posstats.stats.components import (
     MAGNITUDE_COMPONENTS,
     SHARE_COMPONENTS,
-    analysed_queries,
     magnitude_statistics,
-    octave_bins,
     share_statistics,
 )
 from posstats.stats.multiplicity import adjust as adjust_p
 from posstats.stats.resample import DEFAULT_METHOD
 from posstats.stats.terms import Array
-from posstats.vocabulary import BASELINE, FEW_DOCUMENTS, RESIDUAL, RESIDUAL_TERMS, TERMS
+from posstats.vocabulary import BASELINE, FEW_DOCUMENTS, LOG_ATTENTION, RESIDUAL, RESIDUAL_TERMS, TERMS
 
-#: Early queries, where the paper looks at BOS replacement.
-EARLY = (2, 16)
 _SHARE_TERMS = (*TERMS, RESIDUAL)
+#: Magnitudes with a calibrated test of their being 0.
+_TESTED_MAGNITUDES = (LOG_ATTENTION, "logit_drift", RESIDUAL)
 _RESIDUAL_COLUMNS = [SHARE_COMPONENTS.index(name) for name in RESIDUAL_TERMS]
 
 
@@ -93,9 +91,9 @@ def leakage(
     terms, notes, settings = prepare(data, offsets, adjust)
     rows = []
     for condition, one in _conditions(terms):
-        bins = _share_bins(one, octaves)
+        bins = share_bins(one, octaves)
         for cell in estimates([one], share_statistics, _leakage, bins=bins, by=by, inference=inference):
-            rows.append(_row(condition, cell, 0) | {"p": cell.leakage_p})
+            rows.append(_row(condition, cell, 0) | {"p": cell.absence_p[0]})
     table = adjusted(pd.DataFrame(rows), ["condition", "queries"], adjust, {"p": "q"})
     return LeakageResult(table, settings | inference.settings(), notes)
 
@@ -147,19 +145,17 @@ def shares(
     terms, notes, settings = prepare(data, offsets, adjust)
     rows = []
     for condition, one in _conditions(terms):
-        bins = _share_bins(one, octaves)
+        bins = share_bins(one, octaves)
         for cell in estimates([one], share_statistics, _shares, bins=bins, by=by, inference=inference):
             for k, term in enumerate(_SHARE_TERMS):
                 row = _row(condition, cell, k + 1) | {"term": term, "p": cell.interval.p[k + 1]}
-                rows.append(row | {"leakage": cell.interval.estimate[0], "leakage_p": cell.leakage_p})
+                rows.append(row | {"leakage": cell.interval.estimate[0], "leakage_p": cell.absence_p[0]})
     table = pd.DataFrame(rows)
     table = adjusted(table, ["condition", "queries", "term"], adjust, {"leakage_p": "leakage_q"})
-    weak = ~(table.leakage_q < 1 - level) | ~(table.leakage > 0)
-    table.loc[weak, ["estimate", "se", "low", "high", "p"]] = np.nan
+    table = _withheld(table, table.leakage_q, table.leakage, level, "leakage is not significant")
     # The share of `relative` is 0 by construction, not by estimation: there is nothing to test.
     table.loc[table.term == "relative", "p"] = np.nan
     table = adjusted(table, ["condition", "queries", "term"], adjust, {"p": "q"})
-    table["note"] = np.where(weak, "withheld: leakage is not significant", "")
     return ShareResult(_ordered(table.drop(columns="leakage_p")), settings | inference.settings(), notes)
 
 
@@ -171,7 +167,9 @@ def magnitude(
     level: float = 0.95,
     method: str = DEFAULT_METHOD,
     n_resamples: int = 2000,
+    n_permutations: int = 9999,
     seed: int = 0,
+    adjust: str = "bh",
 ) -> MagnitudeResult:
     """How far each term is from its long-context value, by octave of the query.
 
@@ -180,14 +178,16 @@ def magnitude(
 
     Parameters
     ----------
-    data, by, offsets, level, method, n_resamples, seed
+    data, by, offsets, level, method, n_resamples, n_permutations, seed, adjust
         As in :func:`leakage`.
 
     Returns
     -------
     MagnitudeResult
         Terms `log_attention`, `mask`, `sink`, `logit_drift`, `denominator_drift` and `residual`, in nats squared; bins
-        are the octaves and the early queries ``[2, 16)``.
+        are the octaves and the early queries ``[2, 16)``. The sign-flip test of "the departure has no mean anywhere in
+        the bin" is made of `log_attention`, `logit_drift` and `residual`; the other terms hold so much of the estimated
+        reference that there is no calibrated test of their being 0.
 
     Raises
     ------
@@ -201,15 +201,17 @@ def magnitude(
     >>> result.table.queries.unique().tolist()
     ['[2, 4)', '[4, 8)', '[8, 16)', '[16, 32)', '[32, 63)', '[2, 16)']
     """
-    inference = Inference(level, method, n_resamples, 1, seed)
-    terms, notes, settings = prepare(data, offsets, None)
+    inference = Inference(level, method, n_resamples, n_permutations, seed)
+    terms, notes, settings = prepare(data, offsets, adjust)
     rows = []
     for condition, one in _conditions(terms):
-        bins = _magnitude_bins(one)
+        bins = magnitude_bins(one)
         for cell in estimates([one], magnitude_statistics, _magnitudes, bins=bins, by=by, inference=inference):
             for k, term in enumerate(MAGNITUDE_COMPONENTS):
-                rows.append(_row(condition, cell, k) | {"term": term})
-    return MagnitudeResult(_ordered(pd.DataFrame(rows)), settings | inference.settings(), notes)
+                p = cell.absence_p[k] if term in _TESTED_MAGNITUDES else np.nan
+                rows.append(_row(condition, cell, k) | {"term": term, "p": p})
+    table = adjusted(pd.DataFrame(rows), ["condition", "queries", "term"], adjust, {"p": "q"})
+    return MagnitudeResult(_ordered(table), settings | inference.settings(), notes)
 
 
 def removal(
@@ -222,13 +224,16 @@ def removal(
     level: float = 0.95,
     method: str = DEFAULT_METHOD,
     n_resamples: int = 2000,
+    n_permutations: int = 9999,
     seed: int = 0,
     adjust: str = "bh",
 ) -> RemovalResult:
     """How much of the residual-stream magnitude a condition removes.
 
     ``1 - magnitude_residual(condition) / magnitude_residual(baseline)``, a ratio of sums over the pooled heads and
-    layers; paired, the same documents are resampled in both. Negative where the condition adds.
+    layers; paired, the same documents are resampled in both. Negative where the condition adds. A removal is reported
+    only where there is something to remove: where the magnitude at baseline is significant (q < 1 - level in its
+    family, sign-flip test as in :func:`magnitude`).
 
     Parameters
     ----------
@@ -238,7 +243,7 @@ def removal(
         One or several conditions, such as "bos=mean".
     baseline : str
         Condition compared with.
-    by, offsets, level, method, n_resamples, seed, adjust
+    by, offsets, level, method, n_resamples, n_permutations, seed, adjust
         As in :func:`leakage`.
 
     Returns
@@ -256,24 +261,28 @@ def removal(
     >>> import posstats as ps
     >>> ds = ps.simulate(n=30, length=64, conditions=["baseline", "bos=mean"], seed=0).dataset
     >>> result = ps.removal(ds, "bos=mean", n_resamples=200)
-    >>> bool((result.table.low <= result.table.estimate).all())
+    >>> early = result.table.set_index("queries").loc["[2, 4)"]
+    >>> bool(early.low < 0.4 < early.high)  # what the simulation removes
     True
     """
-    inference = Inference(level, method, n_resamples, 1, seed)
+    inference = Inference(level, method, n_resamples, n_permutations, seed)
     terms, notes, settings = prepare(data, offsets, adjust)
     reference = select_condition(terms, baseline)
     rows = []
     for name in [condition] if isinstance(condition, str) else condition:
         if name == baseline:
             raise InputError(f"Removal compares a condition with {baseline!r}; it cannot be {baseline!r} itself.")
-        pair = [select_condition(terms, name), reference]
-        bins = _magnitude_bins(reference)
+        pair = [reference, select_condition(terms, name)]
+        bins = magnitude_bins(reference)
         for cell in estimates(pair, magnitude_statistics, _removal, bins=bins, by=by, inference=inference):
             values = cell.interval.estimate
-            rows.append(
-                _row(name, cell, 0) | {"p": cell.interval.p[0], "magnitude": values[1], "baseline_magnitude": values[2]}
-            )
-    table = adjusted(pd.DataFrame(rows), ["condition", "queries"], adjust, {"p": "q"})
+            row = _row(name, cell, 0) | {"p": cell.interval.p[0]}
+            row |= {"magnitude": values[2], "baseline_magnitude": values[1]}
+            rows.append(row | {"baseline_p": cell.absence_p[MAGNITUDE_COMPONENTS.index(RESIDUAL)]})
+    family = ["condition", "queries"]
+    table = adjusted(pd.DataFrame(rows), family, adjust, {"baseline_p": "baseline_q"})
+    table = _withheld(table, table.baseline_q, table.baseline_magnitude, level, "nothing to remove at baseline")
+    table = adjusted(table, family, adjust, {"p": "q"}).drop(columns="baseline_p")
     return RemovalResult(_ordered(table), settings | inference.settings() | {"baseline": baseline}, notes)
 
 
@@ -298,7 +307,7 @@ def _magnitudes(sums: Array) -> Array:
 def _removal(sums: Array) -> Array:
     residual = sums[..., MAGNITUDE_COMPONENTS.index(RESIDUAL)]
     with np.errstate(divide="ignore", invalid="ignore"):
-        removed = np.where(residual[..., 1] != 0, 1 - residual[..., 0] / residual[..., 1], np.nan)
+        removed = np.where(residual[..., 0] != 0, 1 - residual[..., 1] / residual[..., 0], np.nan)
     return np.concatenate([removed[..., None], residual], axis=-1)
 
 
@@ -329,29 +338,12 @@ def _conditions(terms: xr.Dataset) -> list[tuple[str, xr.Dataset]]:
     return [(str(name), select_condition(terms, name)) for name in np.atleast_1d(terms.condition.values)]
 
 
-def _share_bins(terms: xr.Dataset, octaves: bool) -> list[Bin]:
-    offsets = terms.offset.values
-    length = terms.sizes["query"]
-    bins = [Bin("all", analysed_queries(length, offsets), offsets)]
-    return bins + _octaves(length, offsets) if octaves else bins
-
-
-def _magnitude_bins(terms: xr.Dataset) -> list[Bin]:
-    length = terms.sizes["query"]
-    # An offset must exist at every late query too, since their mean is subtracted.
-    offsets = terms.offset.values[terms.offset.values < (length + 1) // 2]
-    bins = _octaves(length, offsets)
-    early = Bin(f"[{EARLY[0]}, {EARLY[1]})", np.arange(*EARLY), offsets[offsets < EARLY[0]])
-    if length - 1 >= EARLY[1] and len(early.offsets):
-        bins.append(early)
-    if not bins:
-        raise DesignError(f"No offset exists for every query of any octave of {length} tokens; record offset 0 or 1.")
-    return bins
-
-
-def _octaves(length: int, offsets: np.ndarray) -> list[Bin]:
-    bins = [Bin(f"[{low}, {high})", np.arange(low, high), offsets[offsets < low]) for low, high in octave_bins(length)]
-    return [one for one in bins if len(one.offsets)]
+def _withheld(table: pd.DataFrame, q: pd.Series, whole: pd.Series, level: float, why: str) -> pd.DataFrame:
+    """Withhold a ratio whose denominator is not significantly above 0, and say so."""
+    weak = ~(q < 1 - level) | ~(whole > 0)
+    table.loc[weak, ["estimate", "se", "low", "high", "p"]] = np.nan
+    table["note"] = np.where(weak, f"withheld: {why}", "")
+    return table
 
 
 def _row(condition: str, cell: Estimate, value: int) -> dict[str, object]:

@@ -12,8 +12,8 @@ import xarray as xr
 
 from posstats.errors import DesignError, InputError
 from posstats.labelled import document_codes, layer_fields
-from posstats.stats.components import LayerField, Statistics
-from posstats.stats.evaluate import evaluate
+from posstats.stats.components import LayerField, Statistics, analysed_queries, octave_bins
+from posstats.stats.evaluate import evaluate, pair_products
 from posstats.stats.resample import (
     DEFAULT_METHOD,
     Interval,
@@ -27,6 +27,8 @@ from posstats.stats.resample import (
 )
 from posstats.stats.terms import Array
 
+#: Early queries, where the paper looks at BOS replacement.
+EARLY = (2, 16)
 StatisticsKernel = Callable[[LayerField, np.ndarray, np.ndarray], Statistics]
 #: Components summed over a group, shape (..., source, component) -> values of the estimand, shape (..., value).
 Estimand = Callable[[Array], Array]
@@ -70,6 +72,7 @@ class Inference:
             "level": self.level,
             "interval": self.method,
             "n_resamples": self.n_resamples,
+            "n_permutations": self.n_permutations,
             "seed": self.seed,
             "resampling_unit": "document",
         }
@@ -84,6 +87,33 @@ class Bin:
     offsets: np.ndarray
 
 
+def share_bins(terms: xr.Dataset, octaves: bool) -> list[Bin]:
+    """The headline bin "all", ``max offset < i < T - 1``, and the octaves if asked for."""
+    offsets = terms.offset.values
+    length = terms.sizes["query"]
+    bins = [Bin("all", analysed_queries(length, offsets), offsets)]
+    return bins + _octaves(length, offsets) if octaves else bins
+
+
+def magnitude_bins(terms: xr.Dataset) -> list[Bin]:
+    """The octaves and the early queries."""
+    length = terms.sizes["query"]
+    # An offset must exist at every late query too, since their mean is subtracted.
+    offsets = terms.offset.values[terms.offset.values < (length + 1) // 2]
+    bins = _octaves(length, offsets)
+    early = Bin(f"[{EARLY[0]}, {EARLY[1]})", np.arange(*EARLY), offsets[offsets < EARLY[0]])
+    if length - 1 >= EARLY[1] and len(early.offsets):
+        bins.append(early)
+    if not bins:
+        raise DesignError(f"No offset exists for every query of any octave of {length} tokens; record offset 0 or 1.")
+    return bins
+
+
+def _octaves(length: int, offsets: np.ndarray) -> list[Bin]:
+    bins = [Bin(f"[{low}, {high})", np.arange(low, high), offsets[offsets < low]) for low, high in octave_bins(length)]
+    return [one for one in bins if len(one.offsets)]
+
+
 @dataclass(frozen=True, slots=True)
 class Estimate:
     """One group and bin: which layer and head (absent where pooled), the interval, and the test of leakage.
@@ -95,14 +125,14 @@ class Estimate:
     bin : Bin
     interval : Interval
         One element per value of the estimand.
-    leakage_p : float
-        Sign-flip p-value of "log attention of the first source carries no absolute position here".
+    absence_p : ndarray, shape (component,)
+        Sign-flip p-values of "this component of the first source is 0: its field has no mean", per component.
     """
 
     key: dict[str, int]
     bin: Bin
     interval: Interval
-    leakage_p: float
+    absence_p: Array
 
 
 def check_by(by: Sequence[str]) -> tuple[str, ...]:
@@ -122,7 +152,7 @@ class _Sums:
     left_out: Array
     replicates: Array
     replicates_left_out: Array
-    gram: Array
+    products: Array
 
 
 def estimates(
@@ -170,7 +200,7 @@ def estimates(
             for one_bin, sums in zip(bins, groups[key], strict=True):
                 yield Estimate(
                     dict(key), one_bin, _interval(sums, estimand, weights, inference, nulls),
-                    float(sign_flip_test(sums.gram, signs)),
+                    sign_flip_test(sums.products, signs),
                 )  # fmt: skip
         groups.clear()
 
@@ -213,11 +243,11 @@ class _Evaluated:
     left_out: Array  # (document, head, component)
     replicates: Array  # (replicate, head, component)
     replicates_left_out: Array  # (replicate, document, head, component), no documents unless studentized
-    gram: Array  # (head, document, document)
+    products: Array  # (head, component, document, document)
 
     def at(self, h: int) -> tuple[Array, Array, Array, Array, Array]:
         left = self.replicates_left_out[:, :, h]
-        return self.estimate[h], self.left_out[:, h], self.replicates[:, h], left, self.gram[h]
+        return self.estimate[h], self.left_out[:, h], self.replicates[:, h], left, self.products[h]
 
 
 def _evaluate_layer(stats: list[Statistics], weights: Array, inference: Inference) -> list[_Evaluated]:
@@ -235,7 +265,7 @@ def _evaluate_layer(stats: list[Statistics], weights: Array, inference: Inferenc
             left_out=ones.left_out[0],
             replicates=np.concatenate([block[b].value for block in blocks]),
             replicates_left_out=np.concatenate([block[b].left_out for block in blocks]),
-            gram=one.gram[:, 0],
+            products=pair_products(one),
         )
         for b, (one, ones) in enumerate(zip(stats, at_ones, strict=True))
     ]
@@ -243,13 +273,13 @@ def _evaluate_layer(stats: list[Statistics], weights: Array, inference: Inferenc
 
 def _stack(parts: Sequence[tuple[Array, Array, Array, Array, Array]]) -> _Sums:
     """Components of several sources side by side: (..., source, component)."""
-    estimate, left_out, replicates, left, gram = zip(*parts, strict=True)
+    estimate, left_out, replicates, left, products = zip(*parts, strict=True)
     return _Sums(
         estimate=np.stack(estimate, axis=-2),
         left_out=np.stack(left_out, axis=-2),
         replicates=np.stack(replicates, axis=-2),
         replicates_left_out=np.stack(left, axis=-2),
-        gram=gram[0].copy(),
+        products=products[0].copy(),
     )
 
 
@@ -257,7 +287,7 @@ def _add(total: _Sums, part: _Sums) -> None:
     total.estimate += part.estimate
     total.left_out += part.left_out
     total.replicates += part.replicates
-    total.gram += part.gram
+    total.products += part.products
     total.replicates_left_out += part.replicates_left_out
 
 

@@ -142,7 +142,10 @@ class ShareResult(Result):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class MagnitudeResult(Result):
-    """How far each term is from its long-context value: pair product of its departure from the mean over i >= T/2."""
+    """How far each term is from its long-context value: pair product of its departure from the mean over i >= T/2.
+
+    Columns added: sign-flip `p` and `q` of "the departure has no mean in this bin", for the terms that can be tested.
+    """
 
     title: ClassVar[str] = "Magnitude of terms"
     units: ClassVar[str] = "nats^2"
@@ -152,7 +155,8 @@ class MagnitudeResult(Result):
 class RemovalResult(Result):
     """How much of the residual-stream magnitude a condition removes: 1 - magnitude(condition) / magnitude(baseline).
 
-    Columns added: two-sided `p` and `q` of "nothing is removed", `magnitude` and `baseline_magnitude` (nats squared).
+    Columns added: two-sided `p` and `q` of "nothing is removed", `magnitude` and `baseline_magnitude` (nats squared),
+    `baseline_q` of "there is nothing to remove", and `note` where that is not rejected and the removal is withheld.
     """
 
     title: ClassVar[str] = "Removal of the residual-stream component"

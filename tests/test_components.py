@@ -12,7 +12,7 @@ from posstats.stats.components import (
     magnitude_statistics,
     share_statistics,
 )
-from posstats.stats.evaluate import evaluate
+from posstats.stats.evaluate import evaluate, pair_products
 from tests import brute
 
 LENGTH = 20
@@ -90,6 +90,19 @@ def test_left_out_values_are_the_values_without_a_document(case):
                     assert np.all(np.abs(error) <= 0.35 * np.abs(change).max() + 1e-12)
                     pure = [k for k in range(stats.gram.shape[1]) if not stats.slope[k].any()]
                     np.testing.assert_allclose(result.left_out[r, g][:, pure], exact[:, pure], rtol=1e-10, atol=1e-12)
+
+
+def test_pair_products_add_up_to_the_estimate(case):
+    _, _, ds = case
+    queries = analysed_queries(LENGTH, np.array(OFFSETS))
+    for _, field in layer_fields(decompose(ds).sel(condition="baseline")):
+        both = [
+            share_statistics(field, queries, np.array(OFFSETS)),
+            magnitude_statistics(field, np.arange(4, 8), np.array(OFFSETS)),
+        ]
+        pairs = field.sequences.sum() ** 2 - (field.sequences**2).sum()
+        for stats, result in zip(both, evaluate(both, np.ones((1, 5))), strict=True):
+            np.testing.assert_allclose(pair_products(stats).sum(axis=(-1, -2)) / pairs, result.value[0], atol=1e-10)
 
 
 def test_selecting_sequences_of_terms_re_estimates_the_reference():

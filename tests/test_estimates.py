@@ -106,10 +106,24 @@ def test_magnitude_equals_brute_force(dump, oracle):
 
 
 def test_removal_equals_brute_force(dump, oracle):
-    table = ps.removal(dump, "bos=mean", n_resamples=20).table
+    table = ps.removal(dump, "bos=mean", n_resamples=20, level=0.5).table
+    reported = 0
     for label, queries in bins().items():
-        expected = brute.removal(oracle["baseline"], oracle["bos=mean"], queries)
-        assert pick(table, queries=label).estimate == pytest.approx(expected, rel=1e-8)
+        row = pick(table, queries=label)
+        for column, name in (("magnitude", "bos=mean"), ("baseline_magnitude", "baseline")):
+            assert row[column] == pytest.approx(oracle[name].magnitude("residual", queries).sum(), rel=1e-8, abs=1e-9)
+        if row.note == "":
+            expected = brute.removal(oracle["baseline"], oracle["bos=mean"], queries)
+            assert row.estimate == pytest.approx(expected, rel=1e-8)
+            reported += 1
+    assert reported >= 2
+
+
+def test_removal_is_withheld_where_there_is_nothing_to_remove():
+    ds = ps.simulate(n=40, length=48, strength=0.0, conditions=["baseline", "bos=mean"], seed=1).dataset
+    table = ps.removal(ds, "bos=mean", n_resamples=20).table
+    assert table.estimate.isna().all()
+    assert (table.note == "withheld: nothing to remove at baseline").all()
 
 
 def test_offsets_restrict_the_estimate(dump):

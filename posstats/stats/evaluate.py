@@ -73,6 +73,35 @@ def evaluate(stats: Sequence[Statistics], weights: Array, *, left_out: bool = Fa
     return [Components(value, left) for value, left in zip(values, without, strict=True)]
 
 
+def pair_products(stats: Statistics) -> Array:
+    """Products of whole per-document fields, the reference at its estimate: what a sign-flip test flips.
+
+    Summed over pairs of documents and divided by their number they give the estimate of each component.
+
+    Returns
+    -------
+    ndarray, shape (head, component, document, document)
+        Symmetric, zero diagonal.
+    """
+    field = stats.field
+    n = field.sequences
+    ones = np.ones((1, len(n)))
+    products = stats.gram.copy()
+    for head in range(len(products)):
+        logs = [
+            centred(log_z, stats.queries, stats.centre, axis=1)[0]
+            for log_z in _WeightedReference(field, head, ones).logs
+        ]
+        for k, (partner, slope, square) in enumerate(zip(stats.partner_of, stats.slope, stats.square, strict=True)):
+            f = slope[0] * logs[0] + slope[1] * logs[1]
+            if partner is not None:
+                paired = np.outer(n, stats.partners[head, partner] @ f)
+                products[head, k] += 0.5 * (paired + paired.T)
+            products[head, k] += square * (f @ f) * np.outer(n, n)
+            np.fill_diagonal(products[head, k], 0.0)
+    return products
+
+
 def _evaluate_head(
     stats: Statistics, head: int, c: Array, shared: "_WeightedReference", value: Array, left: Array
 ) -> None:
