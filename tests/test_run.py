@@ -357,7 +357,7 @@ class TestDisk:
         usage = shutil.disk_usage("/")
         monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
         monkeypatch.setattr(Recorder, "record", None)
-        with pytest.raises(DumpError, match=r"needs about .* GB while it is being written, and 0.0 GB are free"):
+        with pytest.raises(DumpError, match=r"needs about .* MB while it is being written, and 0 MB are free"):
             go()
         assert pieces_in(target) == []
 
