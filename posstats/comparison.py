@@ -228,7 +228,7 @@ def trap_table(
         )
     if noise < 0:
         raise InputError(f"noise must not be negative, not {noise}.")
-    position = np.arange(length)
+    position: Array = np.arange(length, dtype=np.float64)
     flat: Array = np.zeros(length)
     late: Array = np.log(position + 1.0)
     # sink column, query term, key term, noise

@@ -306,7 +306,8 @@ class _Design:
         # Where the window hides position 0 it adds nothing to the denominator. NaN anywhere else is a broken dump,
         # and stays NaN for the kernel to refuse.
         seen = np.where(hidden_sink[:, None] & np.isnan(sink), -np.inf, sink)
-        denominator = np.logaddexp(rest, seen)
+        with np.errstate(invalid="ignore"):
+            denominator = np.logaddexp(rest, seen)
         if self.features == "stream":
             stream = layer.residual_sample.sel(depth=label, probe=queries).transpose("sequence", "probe", "hidden")
             return denominator, stream.values.astype(np.float64), ""
