@@ -15,7 +15,10 @@ Importing posstats does not import torch; only `load_model`, the `*_sequences` f
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from posstats.comparison import earlier_metrics
+from posstats.decoders import decode, discriminate
 from posstats.estimates import leakage, magnitude, removal, shares
+from posstats.heads import model_level
 from posstats.labelled import decompose
 from posstats.positions import position_tests
 from posstats.rehearsal import simulate
@@ -41,12 +44,16 @@ _DUMP_WING = {
 
 __all__ = [
     "Sequences",
+    "decode",
     "decompose",
+    "discriminate",
     "dump",
+    "earlier_metrics",
     "join_dump",
     "leakage",
     "load_model",
     "magnitude",
+    "model_level",
     "open_dump",
     "position_tests",
     "random_sequences",

@@ -236,7 +236,8 @@ def test_every_public_object_has_a_numpydoc_docstring(name):
     described = inspect.getdoc(getattr(ps, name)) or ""
     assert callable(getattr(ps, name))
     assert "Parameters\n---" in described
-    assert "Returns\n---" in described
+    if inspect.isfunction(getattr(ps, name)):
+        assert "Returns\n---" in described
 
 
 def floors():

@@ -32,7 +32,7 @@ _RANDOM, _TEXT, _REPEAT = range(3)
 class Sequences:
     """Token sequences of one length, each labelled with the document it was cut from.
 
-    Attributes
+    Parameters
     ----------
     ids : ndarray of int64, shape (sequence, query)
         Token ids, exactly as they will be fed.
