@@ -141,14 +141,17 @@ def _fit(frame: pd.DataFrame, left_out: Array, level: float) -> dict[str, object
     """Row of the mixed model; without enough heads to fit, a row that says so."""
     used = frame.estimate.notna().to_numpy()
     layers = frame.layer.to_numpy()
+    n_layers = len(set(layers[used]))
+    if n_layers < _FEWEST_LAYERS:
+        return _withheld(
+            used, n_layers, f"heads of {n_layers} layers leak significantly, and {_FEWEST_LAYERS} are needed"
+        )
     covariance = np.zeros((len(frame), len(frame)))
     covariance[np.ix_(used, used)] = _sampling_covariance(left_out[:, used], layers[used])
     try:
         fit = fit_mixed(frame.estimate, layers, sampling=covariance, sampling_df=len(left_out) - 1)
-    except DesignError as error:
-        nothing = dict.fromkeys(("estimate", "se", "low", "high", "p", "df", "layer_sd", "head_sd"), np.nan)
-        counts = {"n_layers": len(set(layers[used])), "n_heads": int(used.sum()), "n_excluded": int((~used).sum())}
-        return nothing | counts | {"converged": False, "note": f"withheld: {error}"}
+    except DesignError as error:  # the estimates do not vary; the other conditions may
+        return _withheld(used, n_layers, str(error))
     low, high = fit.interval(level)
     return {
         "estimate": fit.estimate[0],
@@ -165,6 +168,12 @@ def _fit(frame: pd.DataFrame, left_out: Array, level: float) -> dict[str, object
         "converged": fit.converged,
         "note": "; ".join(fit.notes),
     }
+
+
+def _withheld(used: NDArray[np.bool_], n_layers: int, reason: str) -> dict[str, object]:
+    nothing = dict.fromkeys(("estimate", "se", "low", "high", "p", "df", "layer_sd", "head_sd"), np.nan)
+    counts = {"n_layers": n_layers, "n_heads": int(used.sum()), "n_excluded": int((~used).sum())}
+    return nothing | counts | {"converged": False, "note": f"withheld: {reason}"}
 
 
 def _sampling_covariance(left_out: Array, layers: NDArray[np.generic]) -> Array:
