@@ -11,7 +11,7 @@ from posstats.vocabulary import BASELINE, RESIDUAL, RESIDUAL_TERMS
 
 
 def analyse(ds: xr.Dataset, inference: InferenceConfig) -> Findings:
-    options = inference.testing()
+    options = inference.options()
     baseline = ds.sel(condition=[BASELINE])
     leakage = ps.leakage(ds, octaves=False, **options)
     shares = ps.shares(baseline, **options)

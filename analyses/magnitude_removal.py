@@ -13,7 +13,7 @@ EARLY = "[2, 16)"
 
 def analyse(ds: xr.Dataset, inference: InferenceConfig) -> Findings:
     replacements = [str(name) for name in ds.condition.values if str(name).startswith("bos=")]
-    magnitude = ps.magnitude(ds.sel(condition=[BASELINE, *replacements]), **inference.resampling())
+    magnitude = ps.magnitude(ds.sel(condition=[BASELINE, *replacements]), **inference.options())
     tables = {"magnitude": magnitude}
     drawn = {"magnitude_by_octave": figures.magnitude_by_octave(magnitude)}
     headline = [
@@ -21,7 +21,7 @@ def analyse(ds: xr.Dataset, inference: InferenceConfig) -> Findings:
                     queries=EARLY, term="residual"),
     ]  # fmt: skip
     if replacements:
-        removal = ps.removal(ds, replacements, **inference.resampling(), adjust=inference.adjust)
+        removal = ps.removal(ds, replacements, **inference.options())
         tables["removal"] = removal
         drawn["removal_by_octave"] = figures.removal_by_octave(removal)
         headline += [

@@ -30,6 +30,7 @@ from posstats.progress import progress
 from posstats.results import Result
 from posstats.store import open_dump
 from posstats.tables import Table, write_table
+from posstats.vocabulary import FEW_DOCUMENTS
 
 logger = logging.getLogger(__name__)
 
@@ -245,7 +246,7 @@ def _headline_table(
     # Counts stay whole numbers beside estimates.
     frame["estimate"] = pd.Series([row["estimate"] for row in rows], dtype=object)
     level = config.inference.level
-    notes = [f"{100 * level:g}% intervals ({config.inference.method}). Resampling unit: document."]
+    notes = [f"{100 * level:g}% intervals. Resampling unit: document."]
     for name, path in dumps.items():
         with open_dump(path) as dataset:
             notes.append(f"{name}: {_described(dataset)}.")
@@ -261,7 +262,10 @@ def _described(dataset: xr.Dataset) -> str:
         f"{dataset.sizes['query']} tokens from {documents} documents"
     )
     source = dataset.attrs.get("sequences")
-    return f"{described} ({source})" if source else described
+    described += f" ({source})" if source else ""
+    if documents < FEW_DOCUMENTS:
+        described += f"; only {documents} documents: intervals are reliable from {FEW_DOCUMENTS} on"
+    return described
 
 
 def _file_digest(path: Path) -> str:

@@ -182,7 +182,7 @@ def analyze(
 
 @app.command()
 def inspect(
-    path: Annotated[Path, typer.Argument(metavar="FILE", help="A dump.")],
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="The dump to look at.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Say what is in a dump: model, conditions, sizes, settings.

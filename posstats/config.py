@@ -14,6 +14,7 @@ from typing import Any, get_args, get_type_hints
 from posstats.errors import InputError
 from posstats.pooling import Inference
 from posstats.stats.multiplicity import adjust as adjust_p
+from posstats.stats.resample import DEFAULT_METHOD
 from posstats.vocabulary import BASELINE, DEFAULT_LENGTH, DEFAULT_OFFSETS, DEFAULT_SEQUENCES
 
 #: Where the tokens of a dump come from.
@@ -113,10 +114,10 @@ class InferenceConfig:
     ----------
     level : float
         Confidence level of intervals.
-    method : str
-        Interval method: jackknife, studentized, bca, expanded, percentile or basic.
+    method : str, optional
+        Interval method; for each estimand the one with the best measured coverage, if not given.
     n_resamples : int
-        Bootstrap replicates; the jackknife needs none.
+        Bootstrap replicates; a jackknife needs none.
     n_permutations : int
         Sign flips of the leakage test.
     adjust : str
@@ -126,25 +127,26 @@ class InferenceConfig:
     """
 
     level: float = 0.95
-    method: str = "jackknife"
+    method: str | None = None
     n_resamples: int = 2000
     n_permutations: int = 9999
     adjust: str = "bh"
     seed: int = 0
 
     def __post_init__(self) -> None:
-        Inference(self.level, self.method, self.n_resamples, self.n_permutations, self.seed)
+        Inference(self.level, self.method or DEFAULT_METHOD, self.n_resamples, self.n_permutations, self.seed)
         adjust_p([], self.adjust)
 
-    def resampling(self) -> dict[str, Any]:
-        """Keyword arguments of estimators that resample but do not test."""
-        # A jackknife interval rests on no replicate; drawing one only is what costs least.
-        n_resamples = 1 if self.method == "jackknife" else self.n_resamples
-        return {"level": self.level, "method": self.method, "n_resamples": n_resamples, "seed": self.seed}
-
-    def testing(self) -> dict[str, Any]:
+    def options(self) -> dict[str, Any]:
         """Keyword arguments of estimators that resample, test and adjust."""
-        return self.resampling() | {"n_permutations": self.n_permutations, "adjust": self.adjust}
+        options: dict[str, Any] = {
+            "level": self.level,
+            "n_resamples": self.n_resamples,
+            "n_permutations": self.n_permutations,
+            "adjust": self.adjust,
+            "seed": self.seed,
+        }
+        return options if self.method is None else options | {"method": self.method}
 
 
 @dataclass(frozen=True, slots=True)

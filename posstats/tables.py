@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from posstats.results import LeakageResult, PositionResult, RemovalResult, Result, ShareResult
+from posstats.results import LeakageResult, MagnitudeResult, PositionResult, RemovalResult, Result, ShareResult
 from posstats.results_decoding import DecodingResult, DiscriminationResult
 from posstats.stats.resample import INTERVAL_METHODS
 
@@ -36,6 +36,7 @@ COLUMNS = {
     "leakage_q": "q-value of that leakage; a share is withheld unless it is below 1 - level",
     "magnitude": "residual-stream magnitude under the condition, in nats squared",
     "baseline_magnitude": "residual-stream magnitude under the baseline, in nats squared",
+    "baseline_q": "q-value of that magnitude; a removal is withheld unless it is below 1 - level",
     "t": "slope over its standard error",
     "df": "degrees of freedom: documents - 1",
     "spline_f": "F statistic of the natural spline, all 3 coefficients jointly",
@@ -51,6 +52,7 @@ _IN_RESULT_UNITS = ("estimate", "se", "low", "high")
 _FAMILIES = {
     LeakageResult: "all rows of the same condition and queries",
     ShareResult: "all rows of the same condition, queries and term",
+    MagnitudeResult: "all rows of the same condition, queries and term",
     RemovalResult: "all rows of the same condition and queries",
     PositionResult: "all heads of the same condition and term",
     DecodingResult: "all layers of the same condition and part",
@@ -115,7 +117,7 @@ def table_of(result: Result) -> Table:
     level = float(str(settings.get("level", 0.95)))
     if "interval" in settings:
         source = INTERVAL_METHODS[str(settings["interval"])]
-        if settings["interval"] != "jackknife":  # which draws no replicates
+        if not str(settings["interval"]).endswith("jackknife"):  # which draws no replicates
             source += f"; {settings['n_resamples']} bootstrap replicates, seed {settings['seed']}"
     else:
         source = str(settings.get("standard_errors", ""))

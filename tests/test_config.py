@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from posstats.config import SECTIONS, load_config, options
+from posstats.config import SECTIONS, InferenceConfig, load_config, options
 from posstats.errors import InputError
 from posstats.vocabulary import DEFAULT_LENGTH, DEFAULT_OFFSETS, DEFAULT_SEQUENCES
 
@@ -43,6 +43,7 @@ def test_the_default_configuration_is_the_default_design():
     assert config.sequences.length == DEFAULT_LENGTH
     assert config.record.offsets == DEFAULT_OFFSETS
     assert set(config.dumps) == {"random", "text"}
+    assert config.inference == InferenceConfig()
     assert all((DEFAULT.parent / name).is_file() for name in config.analyses.files)
 
 

@@ -1,0 +1,236 @@
+"""Analysis files and what runs them: right numbers, current results kept, everything else computed anew."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import posstats as ps
+from posstats import figures
+from posstats.analysis import Findings, Quantity, run_analyses
+from posstats.config import AnalysesConfig, AnalysisConfig, InferenceConfig, RunConfig, load_config
+from posstats.errors import InputError
+from posstats.recording import record_dumps
+from posstats.store import write_dump
+
+ROOT = Path(__file__).parents[1]
+CONDITIONS = ["baseline", "bos=mean", "bos=zero", "shift=3"]
+FILES = ("leakage_shares.py", "magnitude_removal.py", "position_tests.py", "controls.py")
+
+
+@pytest.fixture(scope="module")
+def dump(tmp_path_factory):
+    ds = ps.simulate(n=24, length=40, layers=2, heads=2, offsets=(0, 1), conditions=CONDITIONS, seed=5).dataset
+    for name in ("logit", "sink_logit", "log_denominator_rest"):
+        # A shift that changes nothing but one number, by a quarter of a nat.
+        ds[name].loc[{"condition": "shift=3"}] = ds[name].sel(condition="baseline").values
+    ds["sink_logit"].loc[{"condition": "shift=3", "layer": 1, "head": 1, "query": 7, "sequence": 3}] += 0.25
+    return write_dump(ds, tmp_path_factory.mktemp("dump") / "d.h5")
+
+
+@pytest.fixture(scope="module")
+def inference():
+    return InferenceConfig(n_permutations=99)
+
+
+@pytest.fixture
+def config(tmp_path, inference):
+    for name in FILES:
+        shutil.copy(ROOT / "analyses" / name, tmp_path)
+    return AnalysisConfig(
+        analyses=AnalysesConfig(FILES), inference=inference, run=RunConfig(workers=1), folder=tmp_path
+    )
+
+
+def csv(folder, name):
+    return pd.read_csv(next(folder.rglob(f"{name}.csv")))
+
+
+def snapshot(folder):
+    """File -> bytes and time of writing."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
+
+
+@pytest.fixture(scope="module")
+def finished(dump, inference, tmp_path_factory):
+    """Results of all four files, computed in processes of their own."""
+    folder = tmp_path_factory.mktemp("results")
+    config = AnalysisConfig(
+        analyses=AnalysesConfig(FILES), inference=inference, run=RunConfig(workers=2), folder=ROOT / "analyses"
+    )
+    return run_analyses(config, {"sim": dump}, folder, show=False), folder
+
+
+class TestNumbers:
+    def test_headline_is_what_the_estimators_give(self, finished, dump, inference):
+        frame = finished[0].frame.set_index("quantity")
+        with ps.open_dump(dump) as ds:
+            shares = ps.shares(ds.sel(condition=["baseline"]), octaves=False, **inference.options()).table
+            removal = ps.removal(ds, "bos=zero", **inference.options()).table
+            leakage = ps.leakage(ds.sel(condition=["baseline"]), octaves=False, **inference.options()).table
+        expected = {
+            "leakage": leakage.iloc[0],
+            "mask share": shares.set_index("term").loc["mask"],
+            "residual share": shares.set_index("term").loc["residual"],
+            "early removal by bos=zero": removal.set_index("queries").loc["[2, 16)"],
+        }
+        for quantity, row in expected.items():
+            columns = ["estimate", "low", "high", "p"]
+            np.testing.assert_array_equal(frame.loc[quantity, columns].to_numpy(float), row[columns].to_numpy(float))
+
+    def test_heads_are_counted(self, finished):
+        frame, heads = finished[0].frame.set_index("quantity"), csv(finished[1], "shares_by_head")
+        residual = heads[heads.term == "residual"]
+        assert len(residual) == 4
+        counted = frame.loc["heads with a significant residual share"]
+        assert counted.estimate == (residual.q < 0.05).sum()
+        assert counted.note == f"of 4, {residual.estimate.isna().sum()} withheld"
+
+    def test_controls_find_what_a_shift_changes(self, finished):
+        controls = csv(finished[1], "controls").set_index(["condition", "quantity"]).estimate
+        assert controls["shift=3", "sink_logit"] == pytest.approx(0.25)
+        assert controls["shift=3", "logit"] == 0
+        assert controls["shift=3", "log_denominator_rest"] == 0
+
+    def test_headline_table_is_written_as_returned(self, finished):
+        table, folder = finished
+        written = csv(folder, "headline")
+        assert written.quantity.tolist() == table.frame.quantity.tolist()
+        assert (written.dump == "sim").all()
+        assert "Resampling unit: document" in (folder / "headline.md").read_text()
+
+    def test_tables_and_figures_are_there(self, finished):
+        stems = {path.stem for path in finished[1].rglob("*.csv")}
+        assert stems == {
+            "headline", "leakage", "shares", "shares_by_layer", "shares_by_head", "magnitude", "removal",
+            "position_tests", "controls",
+        }  # fmt: skip
+        for ending in ("png", "pdf"):
+            drawn = {path.stem for path in finished[1].rglob(f"*.{ending}")}
+            assert drawn == {"shares_by_layer", "residual_share_map", "magnitude_by_octave", "removal_by_octave"}
+
+
+class TestReuse:
+    def test_two_runs_from_scratch_give_the_same_bytes(self, finished, dump, config, tmp_path):
+        table = run_analyses(config, {"sim": dump}, tmp_path / "again", show=False)
+        pd.testing.assert_frame_equal(table.frame, finished[0].frame)
+        for name, (content, _) in snapshot(finished[1]).items():
+            assert (tmp_path / "again" / name).read_bytes() == content, name
+
+    @pytest.fixture
+    def one(self, config, dump, tmp_path):
+        """Run the one quick file; returns what was written, headline aside."""
+        config = replace(config, analyses=AnalysesConfig(("controls.py",)))
+
+        def call(config=config, dumps=None, folder=tmp_path / "results"):
+            run_analyses(config, dumps or {"sim": dump}, folder, show=False)
+            return {name: entry for name, entry in snapshot(folder).items() if "headline" not in name}
+
+        call.config = config
+        return call
+
+    def test_current_results_are_kept(self, one):
+        assert one() == one()
+
+    def test_how_the_work_is_done_does_not_matter(self, one):
+        before = one()
+        assert one(replace(one.config, run=RunConfig(workers=2, dumps="elsewhere"))) == before
+
+    @pytest.mark.parametrize("changed", ["inference", "file", "dump", "result", "manifest", "missing"])
+    def test_whatever_matters_computes_anew(self, one, dump, tmp_path, changed):
+        before = one()
+        config, dumps = one.config, {"sim": dump}
+        controls = tmp_path / "results" / "sim" / "controls"
+        if changed == "inference":
+            config = replace(config, inference=replace(config.inference, level=0.9))
+        elif changed == "file":
+            with (tmp_path / "controls.py").open("a") as file:
+                file.write("# changed\n")
+        elif changed == "dump":
+            other = ps.simulate(n=24, length=40, offsets=(0, 1), conditions=CONDITIONS, seed=6).dataset
+            dumps = {"sim": write_dump(other, tmp_path / "other.h5")}
+        elif changed == "result":
+            (controls / "controls.csv").write_text("edited")
+        elif changed == "manifest":
+            (controls / "manifest.json").write_text("{")
+        else:
+            (controls / "controls.tex").unlink()
+        after = one(config, dumps)
+        assert set(after) == set(before)
+        assert all(after[name][1] > before[name][1] for name in before)
+        assert b"edited" not in after["sim/controls/controls.csv"][0]
+
+    def test_what_an_analysis_no_longer_writes_goes(self, one, tmp_path):
+        one()
+        stale = tmp_path / "results" / "sim" / "controls" / "old.csv"
+        stale.write_text("old")
+        (tmp_path / "controls.py").write_text((tmp_path / "controls.py").read_text() + "\n")
+        one()
+        assert not stale.exists()
+
+    def test_a_failure_loses_nothing_that_is_finished(self, config, dump, tmp_path):
+        (tmp_path / "broken.py").write_text(
+            "from posstats.errors import DesignError\ndef analyse(ds, inference):\n    raise DesignError('no')\n"
+        )
+        config = replace(config, analyses=AnalysesConfig(("controls.py", "broken.py")))
+        with pytest.raises(ps.errors.DesignError, match="no"):
+            run_analyses(config, {"sim": dump}, tmp_path / "results", show=False)
+        assert (tmp_path / "results" / "sim" / "controls" / "manifest.json").is_file()
+        assert not (tmp_path / "results" / "sim" / "broken" / "manifest.json").exists()
+
+
+class TestMistakes:
+    def test_a_file_that_is_not_there(self, config, dump, tmp_path):
+        with pytest.raises(InputError, match=r"there is no analysis file .*none.py"):
+            run_analyses(
+                replace(config, analyses=AnalysesConfig(("none.py",))), {"sim": dump}, tmp_path / "r", show=False
+            )
+
+    def test_a_file_that_asks_nothing(self, config, dump, tmp_path):
+        (tmp_path / "empty.py").write_text("analyse = 3\n")
+        with pytest.raises(InputError, match=r"does not define analyse\(ds, inference\)"):
+            run_analyses(
+                replace(config, analyses=AnalysesConfig(("empty.py",))), {"sim": dump}, tmp_path / "r", show=False
+            )
+
+    def test_a_quantity_is_one_row(self, dump, inference):
+        with ps.open_dump(dump) as ds:
+            leakage = ps.leakage(ds, octaves=False, **inference.options())
+        with pytest.raises(InputError, match="4 rows of Absolute-position leakage match"):
+            Quantity.of("leakage", "nats^2", leakage, queries="all")
+
+
+def test_findings_may_be_tables_alone(config, dump, tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import posstats as ps\nfrom posstats.analysis import Findings\n"
+        "def analyse(ds, inference):\n"
+        "    return Findings({'positions': ps.position_tests(ds.sel(condition=['baseline']))})\n"
+    )
+    config = replace(config, analyses=AnalysesConfig(("mine.py",)))
+    table = run_analyses(config, {"sim": dump}, tmp_path / "results", show=False)
+    assert table.frame.empty
+    assert len(csv(tmp_path / "results", "positions")) == 24
+    assert Findings().headline == ()
+
+
+@pytest.mark.model
+def test_quick_profile_on_the_default_model(tmp_path):
+    config = load_config(ROOT / "analyses" / "default.toml", profile="quick")
+    # One text dump less than `make analyze PROFILE=quick`, and fewer tokens: the machinery is the same.
+    config = replace(
+        config,
+        sequences=replace(config.sequences, n=6, length=24),
+        run=replace(config.run, models=str(ROOT / "data" / "models"), workers=1),
+    )
+    path = tmp_path / "random.h5"
+    record_dumps({path: config.dumps["random"]}, config.model, config.sequences, config.record, config.run, show=False)
+    frame = run_analyses(config, {"random": path}, tmp_path / "results", show=False).frame.set_index("quantity")
+    assert frame.estimate["leakage"] > 0
+    for control in ("largest change of a recorded quantity under shift=64", "largest residual term under repeat"):
+        assert frame.estimate[control] < 1e-3
+    assert (tmp_path / "results" / "random" / "magnitude_removal" / "removal_by_octave.png").stat().st_size > 10_000
+    assert figures.PAPER_REMOVAL == 0.40

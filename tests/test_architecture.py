@@ -1,0 +1,130 @@
+"""The house: who may import torch, how long a module may be, that all has docstrings, that analyses need no torch.
+
+That imports only go down is checked by ``test_docs.py``, against the table in CONTRIBUTING.md.
+"""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "posstats"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+ANALYSES = sorted((ROOT / "analyses").glob("*.py"))
+
+#: Raises on any import of what only the dump wing may need.
+BLOCKER = """
+import sys
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"torch", "transformers", "safetensors", "accelerate", "gguf", "tokenizers"}:
+            raise ModuleNotFoundError(f"{name} is blocked", name=name)
+sys.meta_path.insert(0, Blocker())
+"""
+
+
+def names(paths):
+    return [path.relative_to(ROOT).as_posix() for path in paths]
+
+
+def imports(path):
+    """Top packages that a module imports, anywhere in it."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add((node.module or "").partition(".")[0])
+    return found
+
+
+def run(code, *arguments):
+    """Run Python code in a process of its own, warnings being errors."""
+    command = [sys.executable, "-W", "error", "-c", code, *map(str, arguments)]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert answer.returncode == 0, answer.stderr
+    return answer.stdout
+
+
+@pytest.mark.parametrize("path", MODULES, ids=names(MODULES))
+def test_modules_import_what_their_room_may(path):
+    room = path.relative_to(PACKAGE).parts[0]
+    torch_wing = {"torch", "transformers", "safetensors", "accelerate", "gguf", "tokenizers"}
+    if room != "dumping":
+        assert not imports(path) & torch_wing
+    if room == "stats":
+        allowed = {"numpy", "scipy", "statsmodels", "posstats", "__future__", *sys.stdlib_module_names}
+        assert imports(path) <= allowed
+    if room == "dumping":
+        assert not imports(path) & {"statsmodels", "pandas", "matplotlib"}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=names(MODULES))
+def test_no_module_outgrows_its_room(path):
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 400
+
+
+@pytest.mark.parametrize("path", [*MODULES, *ANALYSES], ids=names([*MODULES, *ANALYSES]))
+def test_public_names_have_docstrings(path):
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    assert ast.get_docstring(tree) or (path.name == "__init__.py" and not tree.body)
+    if path in ANALYSES:
+        return  # one question each, asked by the docstring of the module
+    definitions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    missing = []
+    for owner in [tree, *(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name[0] != "_")]:
+        for node in owner.body:
+            public = isinstance(node, definitions) and not node.name.startswith("_")
+            if public and not ast.get_docstring(node):
+                missing.append(node.name)
+    assert missing == []
+
+
+@pytest.mark.parametrize("path", ANALYSES, ids=names(ANALYSES))
+def test_analysis_files_are_thin_and_load_no_model(path):
+    text = path.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 80
+    assert imports(path) <= {"posstats", "numpy", "pandas", "xarray"}
+    assert "load_model" not in text
+    assert "posstats.dumping" not in text
+
+
+def test_importing_posstats_imports_no_torch():
+    assert run("import posstats, sys; print('torch' in sys.modules, 'transformers' in sys.modules)") == "False False\n"
+
+
+def test_the_command_line_starts_without_torch():
+    assert run("import posstats.cli, sys; print('torch' in sys.modules)") == "False\n"
+
+
+def test_a_dump_is_analysed_where_torch_cannot_be_imported(tmp_path):
+    code = """
+from dataclasses import replace
+from pathlib import Path
+
+import posstats as ps
+from posstats.analysis import run_analyses
+from posstats.config import load_config
+from posstats.store import write_dump
+
+try:
+    ps.load_model
+except ModuleNotFoundError as error:
+    assert error.name in ("torch", "transformers"), error
+else:
+    raise AssertionError("the blocker does not block")
+
+folder = Path(sys.argv[1])
+conditions = ["baseline", "bos=mean", "shift=3"]
+ds = ps.simulate(n=24, length=32, offsets=(0, 1), heads=2, conditions=conditions, seed=0).dataset
+path = write_dump(ds, folder / "d.h5")
+config = load_config("analyses/default.toml", profile="quick")
+config = replace(config, run=replace(config.run, workers=1))
+headline = run_analyses(config, {"simulated": path}, folder / "results", show=False)
+print(len(headline.frame) > 8, "torch" in sys.modules)
+"""
+    assert run(BLOCKER + code, tmp_path) == "True False\n"
+    assert (tmp_path / "results" / "simulated" / "leakage_shares" / "residual_share_map.pdf").is_file()

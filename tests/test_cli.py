@@ -1,0 +1,332 @@
+"""The command line: help that teaches, one line per mistake with exit code 2, dumps and analyses that are reused."""
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+import typer
+
+import posstats as ps
+from posstats.cli import app, main
+from posstats.errors import InputError
+from posstats.store import parts_folder, write_dump
+from tests import tiny
+
+COMMANDS = ["dump", "analyze", "inspect"]
+ANALYSIS = """
+import posstats as ps
+from posstats.analysis import Findings, Quantity
+
+def analyse(ds, inference):
+    leakage = ps.leakage(ds, octaves=False, **inference.options())
+    return Findings({"leakage": leakage}, headline=[
+        Quantity.of("leakage", leakage.units, leakage, condition="baseline")])
+"""
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Run the command line: exit code, stdout, stderr."""
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["posstats", *map(str, arguments)])
+        with pytest.raises(SystemExit) as end:
+            main()
+        captured = capsys.readouterr()
+        return end.value.code or 0, captured.out, captured.err
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A tiny model with its tokenizer, and a simulated dump."""
+    folder = tmp_path_factory.mktemp("cli")
+    tiny.build("llama").save_pretrained(folder / "model")
+    tiny.tokenizer().save_pretrained(folder / "model")
+    write_dump(ps.simulate(n=25, length=32, offsets=(0, 1), seed=0).dataset, folder / "simulated.h5")
+    return folder
+
+
+@pytest.fixture
+def config(folder, tmp_path):
+    """A configuration of the tiny model that writes to a folder of its own."""
+    (tmp_path / "leakage.py").write_text(ANALYSIS)
+
+    def write(n=6, permutations=19):
+        path = tmp_path / "config.toml"
+        path.write_text(
+            f"""
+            [model]
+            name = "{folder / "model"}"
+            [sequences]
+            n = {n}
+            length = 16
+            [dumps.one]
+            [record]
+            offsets = [0, 1]
+            [inference]
+            n_permutations = {permutations}
+            [analyses]
+            files = ["leakage.py"]
+            [run]
+            dumps = "{tmp_path / "dumps"}"
+            results = "{tmp_path / "results"}"
+            """
+        )
+        return path
+
+    return write
+
+
+def mistake(answer):
+    """The one line that a mistake ends in."""
+    code, out, err = answer
+    assert code == 2
+    assert out == ""
+    assert "Traceback" not in err
+    lines = [line for line in err.splitlines() if line.startswith("posstats: ")]
+    assert len(lines) == 1
+    assert err.rstrip().endswith(lines[0])
+    return lines[0]
+
+
+def parameters():
+    commands = typer.main.get_command(app).commands
+    return [(name, one) for name, command in commands.items() for one in command.params]
+
+
+class TestHelp:
+    def test_no_argument_shows_what_there_is(self, run):
+        _, out, err = run()
+        for name in COMMANDS:
+            assert re.search(rf"^  {name} ", out + err, re.MULTILINE)
+
+    @pytest.mark.parametrize("name", COMMANDS)
+    def test_a_command_explains_itself(self, run, name):
+        code, out, _ = run(name, "--help")
+        assert code == 0
+        assert f"Usage: posstats {name}" in out
+
+    def test_every_option_is_explained(self):
+        found = {(name, one.name): one for name, one in parameters()}
+        assert set(COMMANDS) == {name for name, _ in found}
+        for one in found.values():
+            help_text = getattr(one, "help", "")
+            assert help_text, one.name
+            assert len(help_text) > 8, one.name
+
+    def test_every_option_of_a_dump_is_a_key_of_the_configuration_or_says_how_to_write(self):
+        names = {one.name for name, one in parameters() if name == "dump"} - {"help"}
+        keys = {
+            "model",
+            "revision",
+            "dtype",
+            "source",
+            "text",
+            "n",
+            "length",
+            "bos",
+            "bos_token",
+            "condition",
+            "offset",
+        }
+        assert names == keys | {"seed", "device", "batch_size", "models", "path", "overwrite", "quiet"}
+
+    def test_version(self, run):
+        assert run("--version") == (0, f"posstats {ps.__version__}\n", "")
+
+    def test_an_unknown_option_is_a_mistake(self, run):
+        code, _, err = run("inspect", "--what")
+        assert code == 2
+        assert "No such option" in err
+
+    def test_as_a_module(self):
+        answer = subprocess.run(
+            [sys.executable, "-m", "posstats", "--version"], capture_output=True, text=True, check=True
+        )
+        assert answer.stdout == f"posstats {ps.__version__}\n"
+
+
+class TestInspect:
+    def test_says_what_is_there(self, run, folder):
+        code, out, err = run("inspect", folder / "simulated.h5")
+        assert (code, err) == (0, "")
+        assert "a whole posstats dump" in out
+        assert "25 of 32 tokens from 25 documents" in out
+        assert "baseline" in out
+
+    def test_json(self, run, folder):
+        code, out, _ = run("inspect", folder / "simulated.h5", "--json")
+        facts = json.loads(out)
+        assert code == 0
+        assert facts["complete"] is True
+        assert facts["sizes"]["sequence"] == 25
+        assert facts["conditions"] == ["baseline"]
+        assert facts["offsets"] == [0, 1]
+
+    def test_no_file(self, run, tmp_path):
+        assert "there is no dump" in mistake(run("inspect", tmp_path / "none.h5"))
+
+    def test_no_dump(self, run, tmp_path):
+        (tmp_path / "text.h5").write_text("hello")
+        assert "is not an HDF5 file" in mistake(run("inspect", tmp_path / "text.h5"))
+
+    def test_a_truncated_file(self, run, folder, tmp_path):
+        (tmp_path / "half.h5").write_bytes((folder / "simulated.h5").read_bytes()[:5000])
+        assert "damaged or truncated" in mistake(run("inspect", tmp_path / "half.h5"))
+
+    def test_an_unfinished_dump(self, run, tmp_path):
+        parts_folder(tmp_path / "late.h5").mkdir()
+        assert "is not finished" in mistake(run("inspect", tmp_path / "late.h5"))
+
+
+class TestDump:
+    def dump(self, run, folder, path, *more):
+        small = ["-n", 6, "-t", 16, "-d", 0, "-d", 1]
+        return run("dump", path, "--model", folder / "model", *small, *more)
+
+    def test_records_what_is_asked_for_and_reuses_it(self, run, folder, tmp_path):
+        path = tmp_path / "d.h5"
+        code, _, err = self.dump(run, folder, path, "-c", "baseline", "-c", "bos=mean")
+        assert code == 0, err
+        with ps.open_dump(path) as dataset:
+            assert dataset.condition.values.tolist() == ["baseline", "bos=mean"]
+            assert dataset.offset.values.tolist() == [0, 1]
+            assert dict(dataset.sizes)["sequence"] == 6
+        before = path.stat().st_mtime_ns
+        code, _, err = self.dump(run, folder, path, "-c", "baseline", "-c", "bos=mean")
+        assert code == 0
+        assert "reus" in err
+        assert path.stat().st_mtime_ns == before
+
+        assert "other settings" in mistake(self.dump(run, folder, path))
+        assert path.stat().st_mtime_ns == before
+        code, _, err = self.dump(run, folder, path, "--overwrite", "--quiet", "--no-bos")
+        assert (code, err) == (0, "")
+        with ps.open_dump(path) as dataset:
+            assert dataset.condition.values.tolist() == ["baseline"]
+            assert dataset.attrs["bos"] == "none"
+
+    def test_a_bos_token_can_be_named_by_its_id(self, run, folder, tmp_path):
+        for name, given in (("a", "2"), ("b", "<eos>")):
+            assert self.dump(run, folder, tmp_path / f"{name}.h5", "--bos-token", given)[0] == 0
+            with ps.open_dump(tmp_path / f"{name}.h5") as dataset:
+                assert (dataset.token_id.values[..., 0] == 2).all()
+
+    @pytest.mark.parametrize(
+        ("more", "message"),
+        [
+            (["-c", "bos=nil"], "there is no condition 'bos=nil'; the conditions are baseline"),
+            (["-c", "baseline", "-c", "baseline"], "given twice"),
+            (["-n", 4], "at least 5 are needed"),
+            (["-t", 500], "the model allows 128"),
+            (["-d", 16], "offset 16 is outside 0 .. 15"),
+            (["--dtype", "int8"], "dtype must be one of float32"),
+            (["--bos-token", "<none>"], "is not in the vocabulary"),
+            (["--source", "web"], "source must be one of random, text"),
+            (["--text", "somewhere"], "only where source"),
+            (["--source", "text", "--text", "no/such/file"], "there is no file or folder"),
+            (["--seed", -1], "seed must be 0 or more"),
+            (["--batch-size", 0], "batch_size must be at least 1"),
+            (["--device", "tpu9"], "tpu9"),
+        ],
+    )
+    def test_mistakes(self, run, folder, tmp_path, more, message):
+        answer = self.dump(run, folder, tmp_path / "d.h5", *more)
+        assert message in mistake(answer)
+        assert not (tmp_path / "d.h5").exists()
+
+    @pytest.mark.parametrize(
+        ("name", "message"),
+        [("gpt2", "no rotary"), ("t5", "encoder-decoder"), ("bert", "encoder"), ("bloom", "no rotary")],
+    )
+    def test_models_that_cannot_be_recorded(self, run, tmp_path, name, message):
+        tiny.config(name).save_pretrained(tmp_path / name)
+        line = mistake(run("dump", tmp_path / "d.h5", "--model", tmp_path / name))
+        assert message in line
+
+    def test_a_model_that_is_not_there(self, run, tmp_path):
+        assert "there is no folder" in mistake(run("dump", tmp_path / "d.h5", "--model", "./no-such-model"))
+
+
+class TestAnalyze:
+    def test_records_analyses_prints_and_reuses(self, run, config, tmp_path):
+        path = config()
+        code, out, err = run("analyze", "--config", path)
+        assert code == 0, err
+        assert "finished leakage of one" in err
+        assert re.search(r"^one +leakage +nats² ", out, re.MULTILINE)
+        results = sorted(file.relative_to(tmp_path / "results") for file in (tmp_path / "results").rglob("*.*"))
+        model = results[0].parts[0]
+        assert [file.as_posix().removeprefix(f"{model}/") for file in results] == [
+            "headline.csv", "headline.md", "headline.tex",
+            "one/leakage/leakage.csv", "one/leakage/leakage.md", "one/leakage/leakage.tex", "one/leakage/manifest.json",
+        ]  # fmt: skip
+        written = {file: (tmp_path / "results" / file).stat().st_mtime_ns for file in results[3:]}
+
+        again = run("analyze", "--config", path)
+        assert again[:2] == (0, out)
+        assert "reus" in again[2]
+        assert "results are current" in again[2]
+        assert {file: (tmp_path / "results" / file).stat().st_mtime_ns for file in results[3:]} == written
+
+        # A changed setting dumps again, without being asked.
+        code, changed, err = run("analyze", "--config", config(n=7))
+        assert code == 0
+        assert changed != out
+        assert "reus" not in err
+        with ps.open_dump(next((tmp_path / "dumps").glob("*.h5"))) as dataset:
+            assert dataset.sizes["sequence"] == 7
+
+    def test_dumps_are_analysed_as_they_are(self, run, folder, config, tmp_path):
+        arguments = ["analyze", folder / "simulated.h5", "--config", config(), "--results", tmp_path / "mine"]
+        code, out, err = run(*arguments, "--quiet")
+        assert (code, err) == (0, "")
+        assert "simulated" in out
+        assert (tmp_path / "mine" / "simulated" / "leakage" / "leakage.csv").is_file()
+        assert not (tmp_path / "dumps").exists()
+
+    def test_few_documents_are_said_under_the_headline(self, run, config, tmp_path):
+        few = tmp_path / "few.h5"
+        write_dump(ps.simulate(n=6, length=32, offsets=(0, 1), seed=0).dataset, few)
+        code, out, err = run("analyze", few, "--config", config(), "--quiet")
+        assert (code, err) == (0, "")
+        assert "only 6 documents" in out
+
+    def test_mistakes(self, run, folder, config, tmp_path):
+        path, dump = config(), folder / "simulated.h5"
+        assert "cannot read the configuration" in mistake(run("analyze", "--config", tmp_path / "none.toml"))
+        assert "has no profile 'slow'" in mistake(run("analyze", "--config", path, "--profile", "slow"))
+        assert "there is no dump" in mistake(run("analyze", tmp_path / "none.h5", "--config", path))
+        assert "not both" in mistake(run("analyze", dump, "--config", path, "--model", "x"))
+        assert "same file name" in mistake(run("analyze", dump, dump, "--config", path))
+        path.write_text(path.read_text() + "\n[oops]\n")
+        assert "there is no section [oops]" in mistake(run("analyze", "--config", path))
+
+    def test_without_torch_recording_says_what_to_install(self, run, config, monkeypatch):
+        for name in [name for name in sys.modules if name.startswith("posstats.dumping")]:
+            monkeypatch.delitem(sys.modules, name)
+        monkeypatch.setitem(sys.modules, "torch", None)
+        assert "recording a dump needs torch" in mistake(run("analyze", "--config", config()))
+
+
+def test_an_error_of_posstats_is_a_usage_error(monkeypatch, run):
+    def fail(*_: object) -> None:
+        raise InputError("two\nlines")
+
+    monkeypatch.setattr("posstats.cli.open_dump", fail)
+    assert mistake(run("inspect", "x")) == "posstats: two lines"
+
+
+def test_an_error_that_is_ours_is_not_hidden(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["posstats", "inspect", "x"])
+
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("posstats.cli.open_dump", fail)
+    with pytest.raises(ZeroDivisionError):
+        main()
