@@ -117,7 +117,7 @@ def table_of(result: Result) -> Table:
     level = float(str(settings.get("level", 0.95)))
     if "interval" in settings:
         source = INTERVAL_METHODS[str(settings["interval"])]
-        if not str(settings["interval"]).endswith("jackknife"):  # which draws no replicates
+        if "n_resamples" in settings:  # a jackknife draws no replicates
             source += f"; {settings['n_resamples']} bootstrap replicates, seed {settings['seed']}"
     else:
         source = str(settings.get("standard_errors", ""))
