@@ -18,13 +18,14 @@ from posstats.stats.components import (
     share_statistics,
 )
 from posstats.stats.multiplicity import adjust as adjust_p
-from posstats.stats.resample import DEFAULT_METHOD
+from posstats.stats.resample import DEFAULT_METHODS
 from posstats.stats.terms import Array
 from posstats.vocabulary import BASELINE, FEW_DOCUMENTS, LOG_ATTENTION, RESIDUAL, RESIDUAL_TERMS, TERMS
 
 _SHARE_TERMS = (*TERMS, RESIDUAL)
 #: Magnitudes with a calibrated test of their being 0.
-_TESTED_MAGNITUDES = (LOG_ATTENTION, "logit_drift", RESIDUAL)
+_TESTED_MAGNITUDES = [MAGNITUDE_COMPONENTS.index(name) for name in (LOG_ATTENTION, "logit_drift", RESIDUAL)]
+_RESIDUAL_MAGNITUDE = MAGNITUDE_COMPONENTS.index(RESIDUAL)
 _RESIDUAL_COLUMNS = [SHARE_COMPONENTS.index(name) for name in RESIDUAL_TERMS]
 
 
@@ -35,7 +36,7 @@ def leakage(
     octaves: bool = True,
     offsets: Sequence[int] | None = None,
     level: float = 0.95,
-    method: str = DEFAULT_METHOD,
+    method: str | None = None,
     n_resamples: int = 2000,
     n_permutations: int = 9999,
     seed: int = 0,
@@ -58,7 +59,8 @@ def leakage(
     offsets : sequence of int, optional
         Offsets summed over; all of `data` if not given.
     level, method, n_resamples, n_permutations, seed
-        See :class:`posstats.pooling.Inference`. The resampling unit is the document.
+        See :class:`posstats.pooling.Inference`; the method is by default the one whose measured coverage is best
+        (docs/calibration.md). The resampling unit is the document.
     adjust : {"bh", "by", "holm"}
         Adjustment over the family of all rows of one condition and bin.
 
@@ -87,7 +89,7 @@ def leakage(
     >>> bool(result.table.p.iloc[0] < 0.05)
     True
     """
-    inference = Inference(level, method, n_resamples, n_permutations, seed)
+    inference = Inference(level, method or DEFAULT_METHODS["leakage"], n_resamples, n_permutations, seed)
     terms, notes, settings = prepare(data, offsets, adjust)
     rows = []
     for condition, one in _conditions(terms):
@@ -105,7 +107,7 @@ def shares(
     octaves: bool = True,
     offsets: Sequence[int] | None = None,
     level: float = 0.95,
-    method: str = DEFAULT_METHOD,
+    method: str | None = None,
     n_resamples: int = 2000,
     n_permutations: int = 9999,
     seed: int = 0,
@@ -141,7 +143,7 @@ def shares(
     >>> abs(float(sums) - 1) < 1e-6
     True
     """
-    inference = Inference(level, method, n_resamples, n_permutations, seed)
+    inference = Inference(level, method or DEFAULT_METHODS["share"], n_resamples, n_permutations, seed)
     terms, notes, settings = prepare(data, offsets, adjust)
     rows = []
     for condition, one in _conditions(terms):
@@ -165,7 +167,7 @@ def magnitude(
     by: Sequence[str] = (),
     offsets: Sequence[int] | None = None,
     level: float = 0.95,
-    method: str = DEFAULT_METHOD,
+    method: str | None = None,
     n_resamples: int = 2000,
     n_permutations: int = 9999,
     seed: int = 0,
@@ -201,14 +203,17 @@ def magnitude(
     >>> result.table.queries.unique().tolist()
     ['[2, 4)', '[4, 8)', '[8, 16)', '[16, 32)', '[32, 63)', '[2, 16)']
     """
-    inference = Inference(level, method, n_resamples, n_permutations, seed)
+    inference = Inference(level, method or DEFAULT_METHODS["magnitude"], n_resamples, n_permutations, seed)
     terms, notes, settings = prepare(data, offsets, adjust)
     rows = []
     for condition, one in _conditions(terms):
         bins = magnitude_bins(one)
-        for cell in estimates([one], magnitude_statistics, _magnitudes, bins=bins, by=by, inference=inference):
+        for cell in estimates(
+            [one], magnitude_statistics, _magnitudes, bins=bins, by=by, inference=inference, tested=_TESTED_MAGNITUDES
+        ):
+            absence_p = dict(zip(_TESTED_MAGNITUDES, cell.absence_p, strict=True))
             for k, term in enumerate(MAGNITUDE_COMPONENTS):
-                p = cell.absence_p[k] if term in _TESTED_MAGNITUDES else np.nan
+                p = absence_p.get(k, np.nan)
                 rows.append(_row(condition, cell, k) | {"term": term, "p": p})
     table = adjusted(pd.DataFrame(rows), ["condition", "queries", "term"], adjust, {"p": "q"})
     return MagnitudeResult(_ordered(table), settings | inference.settings(), notes)
@@ -222,7 +227,7 @@ def removal(
     by: Sequence[str] = (),
     offsets: Sequence[int] | None = None,
     level: float = 0.95,
-    method: str = DEFAULT_METHOD,
+    method: str | None = None,
     n_resamples: int = 2000,
     n_permutations: int = 9999,
     seed: int = 0,
@@ -265,7 +270,7 @@ def removal(
     >>> bool(early.low < 0.4 < early.high)  # what the simulation removes
     True
     """
-    inference = Inference(level, method, n_resamples, n_permutations, seed)
+    inference = Inference(level, method or DEFAULT_METHODS["removal"], n_resamples, n_permutations, seed)
     terms, notes, settings = prepare(data, offsets, adjust)
     reference = select_condition(terms, baseline)
     rows = []
@@ -274,11 +279,13 @@ def removal(
             raise InputError(f"Removal compares a condition with {baseline!r}; it cannot be {baseline!r} itself.")
         pair = [reference, select_condition(terms, name)]
         bins = magnitude_bins(reference)
-        for cell in estimates(pair, magnitude_statistics, _removal, bins=bins, by=by, inference=inference):
+        for cell in estimates(
+            pair, magnitude_statistics, _removal, bins=bins, by=by, inference=inference, tested=[_RESIDUAL_MAGNITUDE]
+        ):
             values = cell.interval.estimate
             row = _row(name, cell, 0) | {"p": cell.interval.p[0]}
             row |= {"magnitude": values[2], "baseline_magnitude": values[1]}
-            rows.append(row | {"baseline_p": cell.absence_p[MAGNITUDE_COMPONENTS.index(RESIDUAL)]})
+            rows.append(row | {"baseline_p": cell.absence_p[0]})
     family = ["condition", "queries"]
     table = adjusted(pd.DataFrame(rows), family, adjust, {"baseline_p": "baseline_q"})
     table = _withheld(table, table.baseline_q, table.baseline_magnitude, level, "nothing to remove at baseline")
@@ -305,7 +312,7 @@ def _magnitudes(sums: Array) -> Array:
 
 
 def _removal(sums: Array) -> Array:
-    residual = sums[..., MAGNITUDE_COMPONENTS.index(RESIDUAL)]
+    residual = sums[..., _RESIDUAL_MAGNITUDE]
     with np.errstate(divide="ignore", invalid="ignore"):
         removed = np.where(residual[..., 0] != 0, 1 - residual[..., 1] / residual[..., 0], np.nan)
     return np.concatenate([removed[..., None], residual], axis=-1)

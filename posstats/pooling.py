@@ -18,15 +18,19 @@ from posstats.stats.resample import (
     DEFAULT_METHOD,
     Interval,
     check_interval_options,
+    document_pairs,
     document_weights,
     interval,
     jackknife_error,
+    pair_weights,
     random_signs,
     replicate_blocks,
     sign_flip_test,
 )
 from posstats.stats.terms import Array
 
+#: Interval methods that leave documents out and draw no replicates.
+JACKKNIFES = ("jackknife", "corrected_jackknife")
 #: Early queries, where the paper looks at BOS replacement.
 EARLY = (2, 16)
 StatisticsKernel = Callable[[LayerField, np.ndarray, np.ndarray], Statistics]
@@ -45,7 +49,7 @@ class Inference:
     method : str
         Interval method, one of :data:`posstats.stats.resample.INTERVAL_METHODS`.
     n_resamples : int
-        Bootstrap replicates.
+        Bootstrap replicates; the jackknifes need none.
     n_permutations : int
         Sign flips of the leakage test.
     seed : int
@@ -68,10 +72,11 @@ class Inference:
 
     def settings(self) -> dict[str, object]:
         """What a result says about its intervals."""
+        replicates = {} if self.method in JACKKNIFES else {"n_resamples": self.n_resamples}
         return {
             "level": self.level,
             "interval": self.method,
-            "n_resamples": self.n_resamples,
+            **replicates,
             "n_permutations": self.n_permutations,
             "seed": self.seed,
             "resampling_unit": "document",
@@ -125,8 +130,8 @@ class Estimate:
     bin : Bin
     interval : Interval
         One element per value of the estimand.
-    absence_p : ndarray, shape (component,)
-        Sign-flip p-values of "this component of the first source is 0: its field has no mean", per component.
+    absence_p : ndarray, shape (tested,)
+        Sign-flip p-values of "this component of the first source is 0: its field has no mean", per tested component.
     """
 
     key: dict[str, int]
@@ -163,7 +168,7 @@ def estimates(
     bins: Sequence[Bin],
     by: Sequence[str] = (),
     inference: Inference,
-    nulls: float = 0.0,
+    tested: Sequence[int] = (0,),
 ) -> Iterator[Estimate]:
     """Estimates with intervals for every group and bin.
 
@@ -179,8 +184,8 @@ def estimates(
     by : sequence of str
         Dimensions kept apart; the others are summed over before the estimand is applied.
     inference : Inference
-    nulls : float
-        Value of the estimand under the null of its test.
+    tested : sequence of int
+        Components of the first source whose absence is tested.
 
     Yields
     ------
@@ -190,24 +195,24 @@ def estimates(
     by = check_by(by)
     _check_paired(sources)
     _, n_documents = document_codes(sources[0])
-    weights = document_weights(n_documents, inference.n_resamples, inference.seed)
+    resampling = _Resampling.of(inference, n_documents)
     signs = random_signs(n_documents, inference.n_permutations, inference.seed)
     head_labels = sources[0]["head"].values.tolist()
     groups: dict[tuple[tuple[str, int], ...], list[_Sums]] = {}
 
     def finish() -> Iterator[Estimate]:
-        for key in sorted(groups):
-            for one_bin, sums in zip(bins, groups[key], strict=True):
-                yield Estimate(
-                    dict(key), one_bin, _interval(sums, estimand, weights, inference, nulls),
-                    sign_flip_test(sums.products, signs),
-                )  # fmt: skip
+        cells = [
+            (key, one_bin, sums) for key in sorted(groups) for one_bin, sums in zip(bins, groups[key], strict=True)
+        ]
+        absence_p = sign_flip_test(np.stack([sums.products for _, _, sums in cells]), signs)
+        for (key, one_bin, sums), p in zip(cells, absence_p, strict=True):
+            yield Estimate(dict(key), one_bin, resampling.interval(sums, estimand), p)
         groups.clear()
 
     for labelled in zip(*(layer_fields(source) for source in sources), strict=True):
         layer = labelled[0][0]
         evaluated = [
-            _evaluate_layer([kernel(one, b.queries, b.offsets) for b in bins], weights, inference)
+            _evaluate_layer([kernel(one, b.queries, b.offsets) for b in bins], resampling, list(tested))
             for _, one in labelled
         ]
         for h, head in enumerate(head_labels):
@@ -219,9 +224,10 @@ def estimates(
                     _add(total, _stack(part))
             else:
                 groups[key] = [_stack(part) for part in parts]
-        if "layer" in by:
+        if "layer" in by:  # a layer's groups are complete
             yield from finish()
-    yield from finish()
+    if groups:
+        yield from finish()
 
 
 def _check_paired(sources: Sequence[xr.Dataset]) -> None:
@@ -250,22 +256,71 @@ class _Evaluated:
         return self.estimate[h], self.left_out[:, h], self.replicates[:, h], left, self.products[h]
 
 
-def _evaluate_layer(stats: list[Statistics], weights: Array, inference: Inference) -> list[_Evaluated]:
-    n_documents = weights.shape[1]
+@dataclass(frozen=True, slots=True)
+class _Resampling:
+    """Which documents count how often, and the interval made of it.
+
+    Attributes
+    ----------
+    weights : ndarray, shape (replicate, document)
+        Bootstrap counts, ones without a pair of documents, or no replicates at all, as the method needs.
+    pairs : ndarray of int, shape (pair, 2), or None
+        Documents left out together.
+    """
+
+    inference: Inference
+    weights: Array
+    pairs: np.ndarray | None
+
+    @classmethod
+    def of(cls, inference: Inference, n_documents: int) -> "_Resampling":
+        if inference.method == "jackknife":
+            return cls(inference, np.empty((0, n_documents)), None)
+        if inference.method == "corrected_jackknife":
+            pairs = document_pairs(n_documents)
+            return cls(inference, pair_weights(n_documents, pairs), pairs)
+        return cls(inference, document_weights(n_documents, inference.n_resamples, inference.seed), None)
+
+    @property
+    def studentized(self) -> bool:
+        return self.inference.method == "studentized"
+
+    def interval(self, sums: _Sums, estimand: Estimand) -> Interval:
+        """Interval of the estimand of one group's sums."""
+        error = None
+        if self.studentized:
+            left = np.moveaxis(estimand(sums.replicates_left_out), 1, -1)  # (replicate, value, document)
+            error = jackknife_error(left, self.weights[:, None, :])
+        replicates = estimand(sums.replicates) if len(self.weights) else None
+        return interval(
+            estimand(sums.estimate),
+            estimand(sums.left_out),
+            replicates if self.pairs is None else None,
+            error,
+            pairs=self.pairs,
+            pair_left_out=None if self.pairs is None else replicates,
+            method=self.inference.method,
+            level=self.inference.level,
+        )
+
+
+def _evaluate_layer(stats: list[Statistics], resampling: _Resampling, tested: list[int]) -> list[_Evaluated]:
+    n_documents = resampling.weights.shape[1]
     at_ones = evaluate(stats, np.ones((1, n_documents)), left_out=True)
-    studentized = inference.method == "studentized"
     n_values = sum(one.gram.shape[0] * one.gram.shape[1] for one in stats)
+    n_left_out = n_documents if resampling.studentized else 1
     blocks = [
-        evaluate(stats, weights[block], left_out=studentized)
-        for block in replicate_blocks(len(weights), n_documents if studentized else 1, n_values)
+        evaluate(stats, resampling.weights[block], left_out=resampling.studentized)
+        for block in replicate_blocks(len(resampling.weights), n_left_out, n_values)
     ]
+    none = np.empty((0, *at_ones[0].value.shape[1:]))
     return [
         _Evaluated(
             estimate=ones.value[0],
             left_out=ones.left_out[0],
-            replicates=np.concatenate([block[b].value for block in blocks]),
-            replicates_left_out=np.concatenate([block[b].left_out for block in blocks]),
-            products=pair_products(one),
+            replicates=np.concatenate([none, *(block[b].value for block in blocks)]),
+            replicates_left_out=np.concatenate([block[b].left_out for block in blocks]) if blocks else none[:, None],
+            products=pair_products(one)[:, tested],
         )
         for b, (one, ones) in enumerate(zip(stats, at_ones, strict=True))
     ]
@@ -289,19 +344,3 @@ def _add(total: _Sums, part: _Sums) -> None:
     total.replicates += part.replicates
     total.products += part.products
     total.replicates_left_out += part.replicates_left_out
-
-
-def _interval(sums: _Sums, estimand: Estimand, weights: Array, inference: Inference, null: float) -> Interval:
-    error = None
-    if inference.method == "studentized":
-        left = np.moveaxis(estimand(sums.replicates_left_out), 1, -1)  # (replicate, value, document)
-        error = jackknife_error(left, weights[:, None, :])
-    return interval(
-        estimand(sums.estimate),
-        estimand(sums.left_out),
-        estimand(sums.replicates),
-        error,
-        method=inference.method,
-        level=inference.level,
-        null=null,
-    )

@@ -142,7 +142,7 @@ def test_bootstrap_replicates_are_the_estimates_of_reweighted_documents(dump):
     np.testing.assert_allclose([row.low, row.high], np.quantile(replicates, [0.025, 0.975]), rtol=1e-8)
 
 
-@pytest.mark.parametrize("method", ["studentized", "jackknife", "bca", "expanded", "percentile", "basic"])
+@pytest.mark.parametrize("method", ["corrected_jackknife", "studentized", "jackknife", "bca", "expanded", "percentile", "basic"])
 def test_every_interval_method_brackets_a_clear_estimate(method):
     ds = ps.simulate(n=30, length=48, seed=1).dataset
     row = ps.leakage(ds, octaves=False, method=method, n_resamples=400).table.iloc[0]
