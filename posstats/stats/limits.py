@@ -12,11 +12,15 @@ from posstats.stats.terms import Array
 
 @dataclass(frozen=True, slots=True)
 class Ingredients:
-    """What a method may use, as :func:`posstats.stats.resample.interval` takes it; `df` belongs to `se`."""
+    """What a method may use, as :func:`posstats.stats.resample.interval` takes it.
+
+    `df` belongs to `se`, and the variance at another value x than the estimate is ``se^2 + growth (x - estimate)``.
+    """
 
     estimate: Array
     se: Array
     df: Array
+    growth: Array
     left_out: Array
     replicates: Array
     replicate_error: Array | None
@@ -71,8 +75,11 @@ def _bca(x: Ingredients, alpha: float) -> tuple[Array, Array]:
 
 
 def _jackknife(x: Ingredients, alpha: float) -> tuple[Array, Array]:
-    half = sps.t.ppf(1 - alpha / 2, x.df) * x.se
-    return x.estimate - half, x.estimate + half
+    """Roots of ``(x - estimate)^2 = t^2 (se^2 + growth (x - estimate))``; plus and minus t se where nothing grows."""
+    t = sps.t.ppf(1 - alpha / 2, x.df)
+    middle = x.estimate + t**2 * x.growth / 2
+    half = t * np.sqrt(x.se**2 + (t * x.growth / 2) ** 2)
+    return middle - half, middle + half
 
 
 def _studentized(x: Ingredients, alpha: float) -> tuple[Array, Array]:

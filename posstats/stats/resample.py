@@ -191,10 +191,28 @@ def jackknife_error(left_out: Array, weights: Array | None = None, axis: int = -
     return np.squeeze(np.sqrt((total - 1) / total * spread), axis=axis)
 
 
-def corrected_error(
-    estimate: Array, left_out: Array, pairs: NDArray[np.int64], pair_left_out: Array
-) -> tuple[Array, Array]:
-    """Jackknife standard error without its second-order bias, and its degrees of freedom.
+@dataclass(frozen=True, slots=True)
+class CorrectedError:
+    """Jackknife standard error without its second-order bias; every field is (...).
+
+    Attributes
+    ----------
+    se : ndarray
+        Standard error.
+    df : ndarray
+        Degrees of freedom ``(G-1) r^2`` with r the share of the jackknife's variance that is left (Satterthwaite): the
+        correction subtracts without removing noise.
+    second_order : ndarray
+        The part of the variance that only pairs of documents contribute.
+    """
+
+    se: Array
+    df: Array
+    second_order: Array
+
+
+def corrected_error(estimate: Array, left_out: Array, pairs: NDArray[np.int64], pair_left_out: Array) -> CorrectedError:
+    """Jackknife standard error without its second-order bias.
 
     A mean of products over pairs of documents varies through what single documents contribute (first order) and
     through what only pairs do (second order). The jackknife counts the second order twice: harmless where the signal
@@ -215,9 +233,7 @@ def corrected_error(
 
     Returns
     -------
-    error, df : ndarray, shape (...)
-        Degrees of freedom ``(G-1) r^2`` with r the share of the jackknife's variance that is left (Satterthwaite): the
-        correction subtracts without removing noise.
+    CorrectedError
 
     Notes
     -----
@@ -230,8 +246,8 @@ def corrected_error(
     >>> x = np.random.default_rng(0).normal(size=12)  # sample mean: nothing to correct
     >>> pairs = document_pairs(12)
     >>> left_out = (x.sum() - x) / 11
-    >>> error, df = corrected_error(x.mean(), left_out, pairs, (x.sum() - x[pairs].sum(axis=1)) / 10)
-    >>> bool(np.isclose(error, jackknife_error(left_out))), round(float(df), 6)
+    >>> error = corrected_error(x.mean(), left_out, pairs, (x.sum() - x[pairs].sum(axis=1)) / 10)
+    >>> bool(np.isclose(error.se, jackknife_error(left_out))), round(float(error.df), 6)
     (True, 11.0)
     """
     g = len(left_out)
@@ -240,10 +256,10 @@ def corrected_error(
         q = g * estimate - (g - 1) * left_out[pairs].sum(axis=1) + (g - 2) * pair_left_out
         # E Q^2 in units of the second-order variance component d^2, and what the jackknife adds: 2 d^2 / ((G-1)(G-2)).
         scale = 4 / (g - 1) ** 2 * (1 + 2 / (g - 2) + 2 / ((g - 2) * (g - 3)))
-        excess = 2 / ((g - 1) * (g - 2)) * (q**2).mean(axis=0) / scale
-        kept = np.maximum(variance - excess, variance / 2)
-        left = np.divide(kept, variance, out=np.ones_like(variance), where=variance > 0)
-    return np.sqrt(kept), (g - 1) * left**2
+        excess = np.minimum(2 / ((g - 1) * (g - 2)) * (q**2).mean(axis=0) / scale, variance / 2)
+        left = np.divide(variance - excess, variance, out=np.ones_like(variance), where=variance > 0)
+    # Of d^2 the variance of a mean over pairs holds 2 d^2 / (G (G-1)).
+    return CorrectedError(np.sqrt(variance - excess), (g - 1) * left**2, excess * (g - 2) / g)
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +271,8 @@ class Interval:
     estimate, se, low, high : ndarray, shape (...)
         Estimate, jackknife standard error (corrected if the method is) and interval limits, in the estimand's units.
     p : ndarray, shape (...)
-        Two-sided p-value of "the estimand is `null`", from t(df) on the standard error.
+        Two-sided p-value of "the estimand is `null`", from t(df) on the standard error. For a mean of squares
+        :func:`sign_flip_test` is the test to use.
     df : ndarray, shape (...)
         Degrees of freedom: documents minus one, fewer if the standard error is corrected.
     n_undefined : ndarray of int, shape (...)
@@ -279,6 +296,7 @@ def interval(
     *,
     pairs: NDArray[np.int64] | None = None,
     pair_left_out: Array | None = None,
+    squared: bool | NDArray[np.bool_] = False,
     method: str = DEFAULT_METHOD,
     level: float = 0.95,
     null: float = 0.0,
@@ -296,6 +314,10 @@ def interval(
         Jackknife standard error within each replicate; needed by "studentized" only.
     pairs, pair_left_out : ndarray, shapes (pair, 2) and (pair, ...), optional
         Documents left out together and the estimate without them; needed by "corrected_jackknife" only.
+    squared : bool, or ndarray of bool that broadcasts to (...)
+        Whether the estimand is a mean of squares, as leakage and magnitudes are. The first-order part of its variance
+        is then proportional to the estimand itself, so that a low estimate comes with a standard error that is too
+        small; the corrected jackknife solves ``(x - estimate)^2 = t^2 V(x)`` for its limits (a score interval).
     method : str
         One of :data:`INTERVAL_METHODS`.
     level : float
@@ -322,11 +344,15 @@ def interval(
     """
     check_interval_options(method, level)
     estimate = np.asarray(estimate)
+    growth = np.zeros(estimate.shape)
     if method == "corrected_jackknife":
         if pairs is None or pair_left_out is None:
             raise InputError("The corrected jackknife needs the estimate without pairs of documents.")
-        se, df = corrected_error(estimate, left_out, pairs, pair_left_out)
-        resampled = pair_left_out
+        error = corrected_error(estimate, left_out, pairs, pair_left_out)
+        se, df, resampled = error.se, error.df, pair_left_out
+        # Where the estimate is within its error, its size says nothing about how the variance grows: bound it.
+        size = np.maximum(estimate, se)
+        np.divide(se**2 - error.second_order, size, out=growth, where=squared & (size > 0))
     else:
         se = jackknife_error(np.moveaxis(left_out, 0, -1))
         df = np.full(se.shape, len(left_out) - 1.0)
@@ -338,7 +364,7 @@ def interval(
     with np.errstate(invalid="ignore", divide="ignore"):
         t = (estimate - null) / se
         p = np.where(se > 0, 2 * sps.t.sf(np.abs(t), df), np.nan)
-    low, high = LIMITS[method](Ingredients(estimate, se, df, left_out, resampled, replicate_error), alpha)
+    low, high = LIMITS[method](Ingredients(estimate, se, df, growth, left_out, resampled, replicate_error), alpha)
     # A single undefined leave-one-out value or no defined replicate leaves nothing to trust.
     bad = ~np.isfinite(se) | ~defined.any(axis=0)
     low, high, p = (np.where(bad, np.nan, x) for x in (low, high, p))

@@ -1,0 +1,117 @@
+"""Run the study: simulate, save as it goes, tabulate."""
+
+import argparse
+import functools
+import itertools
+import logging
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from analyses.calibration import tables, trials
+
+SEED = 20260
+CHUNK = 25
+SIZES = (16, 32, 48, 64)
+LEVEL_SIZES = (8, 16, 32, 64)
+#: The other kinds of noise are there to see what breaks, at a small and a usual number of documents.
+SECONDARY = ("heavy tails", "two levels")
+SECONDARY_SIZES = (16, 48)
+SHAPES = ("trend", "bump", "early")
+SHAPE_SIZES = (0.025, 0.05, 0.075, 0.1, 0.15)
+POWER_SIZE = 32
+FAMILY_SIZES = (16, 32)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One kind of trial, of which `share` times the number of datasets are run."""
+
+    name: str
+    trial: Callable[[np.random.SeedSequence], dict[str, float]]
+    share: float = 1.0
+
+
+def cells() -> list[Cell]:
+    """What is run, in this order. The position in the list is part of the seeds: add at the end."""
+    kinds = {"coverage": trials.coverage_trial, "level": trials.level_trial, "decoding": trials.decoding_trial}
+    plan = [("coverage", "default", n) for n in SIZES]
+    plan += [("level", "default", n) for n in LEVEL_SIZES]
+    plan += [("decoding", "default", n) for n in SIZES]
+    plan += [("coverage", scenario, n) for scenario in SECONDARY for n in SECONDARY_SIZES]
+    plan += [("level", scenario, n) for scenario in SECONDARY for n in SECONDARY_SIZES]
+    plan += [("decoding", "two levels", n) for n in SECONDARY_SIZES]
+    out = [
+        Cell(f"{kind}-{scenario.replace(' ', '_')}-{n}", functools.partial(kinds[kind], scenario, n))
+        for kind, scenario, n in plan
+    ]
+    for shape, size in itertools.product(SHAPES, SHAPE_SIZES):
+        trial = functools.partial(trials.power_trial, shape, size, POWER_SIZE)
+        out.append(Cell(f"power-{shape}-{size}", trial, share=0.4))
+    out += [Cell(f"family-default-{n}", functools.partial(trials.family_trial, n), share=0.2) for n in FAMILY_SIZES]
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Datasets `start` .. `stop` - 1 of a cell."""
+
+    cell: Cell
+    number: int
+    start: int
+    stop: int
+    folder: Path
+
+    @property
+    def file(self) -> Path:
+        """Where its numbers are saved."""
+        return self.folder / f"{self.cell.name}-{self.start:05d}-{self.stop:05d}.npz"
+
+    def run(self) -> None:
+        """Simulate and save. The seed of a dataset is its own, whoever runs it and however it is chunked."""
+        seeds = (np.random.SeedSequence(SEED, spawn_key=(self.number, k)) for k in range(self.start, self.stop))
+        rows = [self.cell.trial(seed) for seed in seeds]
+        values = np.array([list(row.values()) for row in rows], dtype=np.float64)
+        partial = self.file.with_suffix(".partial")
+        with partial.open("wb") as stream:
+            np.savez_compressed(stream, names=np.array(list(rows[0])), values=values)
+        partial.replace(self.file)
+
+
+def chunks(n_datasets: int, folder: Path) -> Iterator[Chunk]:
+    """Everything to run, cell after cell."""
+    for number, cell in enumerate(cells()):
+        n = max(1, round(cell.share * n_datasets))
+        for start in range(0, n, CHUNK):
+            yield Chunk(cell, number, start, min(start + CHUNK, n), folder)
+
+
+def main() -> None:
+    """Command line of the study."""
+    parser = argparse.ArgumentParser(prog="python -m analyses.calibration", description=__doc__)
+    parser.add_argument("--datasets", type=int, default=1000, help="simulated datasets per cell")
+    parser.add_argument("--out", type=Path, default=Path("analyses/results/calibration"), help="folder of the numbers")
+    parser.add_argument("--docs", type=Path, help="folder in which tables and figure are written anew")
+    parser.add_argument("--processes", type=int, default=2)
+    options = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    options.out.mkdir(parents=True, exist_ok=True)
+    todo = [chunk for chunk in chunks(options.datasets, options.out) if not chunk.file.exists()]
+    # Small matrices: threads within a process only get into each other's way. Spawned processes read this on import.
+    os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
+    started = time.monotonic()
+    with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
+        for k, chunk in enumerate(pool.imap_unordered(_run, todo), start=1):
+            logging.info("%d/%d  %.0f s  %s", k, len(todo), time.monotonic() - started, chunk.file.name)
+    if options.docs is not None:
+        tables.write(options.out, options.docs)
+
+
+def _run(chunk: Chunk) -> Chunk:
+    chunk.run()
+    return chunk
