@@ -9,6 +9,7 @@ from transformers.masking_utils import (
     sliding_window_causal_mask_function,
 )
 
+from posstats.dumping import fused
 from posstats.dumping.fused import fused_statistics, lag_sums, obstacle, window_of
 from posstats.dumping.masks import compact_mask, first_visible, visible_start
 from posstats.dumping.statistics import AttentionInputs, blocked_statistics, output_fraction, sum_diagonals
@@ -121,7 +122,12 @@ def compare_half_precision(dtype, device):
     for found in (fused_statistics(x, OFFSETS), blocked_statistics(x, OFFSETS)):
         assert found.output.dtype == dtype
         assert found.logit.dtype == found.log_denominator_rest.dtype == torch.float32
-        for name, tolerance in (("log_denominator_rest", 1e-3), ("logit", 2e-2), ("output", 3e-2)):
+        for name, tolerance in (
+            ("log_denominator_rest", 1e-3),
+            ("logit", 1e-5),
+            ("sink_logit", 1e-5),
+            ("output", 3e-2),
+        ):
             torch.testing.assert_close(
                 getattr(found, name).double().cpu(),
                 getattr(oracle, name).cpu(),
@@ -150,6 +156,29 @@ def test_fused_path_on_a_gpu(window):
         compare_paths(length, 6.0, window, "cuda")
     for dtype in (torch.bfloat16, torch.float16):
         compare_half_precision(dtype, "cuda")
+
+
+def test_a_kernel_that_cannot_be_trusted_is_not_used(monkeypatch):
+    layer = inputs(30)
+    genuine = fused._kernel
+
+    def missing(*args):
+        raise AttributeError("no such operator\nand details")
+
+    def wrong(*args):
+        output, log_sum = genuine(*args)
+        return output, log_sum + 1
+
+    for kernel, reason in (
+        (missing, "no fused kernel for torch.float32 on cpu: no such operator"),
+        (wrong, "the fused kernel for torch.float32 on cpu does not reproduce output"),
+    ):
+        fused._kernel_obstacle.cache_clear()
+        monkeypatch.setattr(fused, "_kernel", kernel)
+        assert obstacle(layer) == reason
+    monkeypatch.undo()
+    fused._kernel_obstacle.cache_clear()
+    assert obstacle(layer) is None
 
 
 def test_longest_lags_keep_their_precision():

@@ -13,7 +13,26 @@ T = 40
 OFFSETS = (0, 1, 2, 4, 8, 16)
 IDS = torch.randint(3, 97, (2, T), generator=torch.Generator().manual_seed(1))
 POSITIONS = torch.arange(T)[None]
-SLIDING = {"mistral": (0, 1, 2), "qwen2": (1, 2), "qwen3": (2,), "gemma2": (0, 2), "gemma3": (0, 2), "gpt_oss": (0, 2)}
+#: Layers in which some query does not see all keys before it.
+LOCAL = {
+    "mistral": (0, 1, 2),
+    "qwen2": (1, 2),
+    "qwen3": (2,),
+    "gemma2": (0, 2),
+    "gemma3": (0, 2),
+    "gpt_oss": (0, 2),
+    "olmo3": (0, 2),
+    "cohere2": (0, 2),
+    "llama4": (0, 2),
+}
+#: What stands in the way of the fused path.
+BLOCKED = {
+    "gemma2": "blocked (soft-capped logits)",
+    "deepseek_v3": "blocked (values and keys of different size)",
+    "llama4": "layers 0, 2: blocked (a mask that is neither causal nor a sliding window); layers 1: fused",
+}
+#: Layers without rotary embeddings.
+WITHOUT_ROPE = {"smollm3": 1, "llama4": 1, "cohere2": 1}
 
 
 class Own:
@@ -85,8 +104,8 @@ def test_family(family, dtype, tolerance):
     np.testing.assert_array_equal(visible, (own.attention[0, :, 0] > 0).sum(-1))
     for layer in range(3):
         window = visible[layer].max()
-        assert (window < T) == (layer in SLIDING.get(family, ()))
-    assert path == ("blocked (soft-capped logits)" if family == "gemma2" else "fused")
+        assert (window < T) == (layer in LOCAL.get(family, ()))
+    assert path == BLOCKED.get(family, "fused")
     if family == "gpt_oss":
         np.testing.assert_allclose(sinks, torch.stack([x.self_attn.sinks for x in layers_of(model)]).detach())
     else:
@@ -96,7 +115,7 @@ def test_family(family, dtype, tolerance):
 @pytest.mark.parametrize("family", tiny.FAMILIES)
 def test_rotary_facts(family):
     model = tiny.build(family)
-    expected = [True, False, True] if family == "smollm3" else [True] * 3
+    expected = [layer != WITHOUT_ROPE.get(family) for layer in range(3)]
     np.testing.assert_array_equal(rotated_layers(model), expected)
     facts = model_facts(model, tiny.tokenizer(), length=T)
     np.testing.assert_array_equal(facts["rope_layers"], expected)
@@ -107,7 +126,8 @@ def test_rotary_facts(family):
         np.testing.assert_allclose(everywhere, 1e6 ** -(np.arange(8) / 8) / 8, rtol=1e-6)
     else:
         channels = {"gpt_neox": 6, "phi": 6, "stablelm": 6}.get(family, facts["head_dim"])
-        assert facts["inverse_frequencies"].shape == (channels // 2,)
+        frequencies = [value for name, value in facts.items() if name.startswith("inverse_frequencies")]
+        assert {x.shape for x in frequencies} == {(channels // 2,)}
 
 
 def test_rescaled_frequencies_depend_on_the_length_and_on_nothing_else():

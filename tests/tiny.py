@@ -85,6 +85,30 @@ FAMILIES: dict[str, tuple[str, dict]] = {
         "GptOssConfig",
         {"sliding_window": 10, "layer_types": _ALTERNATING, "head_dim": 16, **_rope("default"), **_EXPERTS},
     ),
+    "llama4": (
+        "Llama4TextConfig",
+        {
+            "intermediate_size_mlp": 64,
+            "attention_chunk_size": 16,
+            "head_dim": 16,
+            "no_rope_layers": [1, 0, 1],
+            **_EXPERTS,
+        },
+    ),
+    "deepseek_v3": (
+        "DeepseekV3Config",
+        {
+            "num_key_value_heads": 4,
+            "kv_lora_rank": 16,
+            "q_lora_rank": 16,
+            "qk_rope_head_dim": 8,
+            "qk_nope_head_dim": 8,
+            "v_head_dim": 12,
+            "first_k_dense_replace": 3,
+        },
+    ),
+    "olmo3": ("Olmo3Config", {"sliding_window": 10, "layer_types": _ALTERNATING}),
+    "cohere2": ("Cohere2Config", {"sliding_window": 10, "layer_types": _ALTERNATING}),
     "mixtral": ("MixtralConfig", {"sliding_window": None, **_EXPERTS}),
     "qwen3_moe": (
         "Qwen3MoeConfig",

@@ -216,17 +216,17 @@ def direct_logits(
     logit = query.new_full((*query.shape[:4], len(offsets)), torch.nan, dtype=dtype)
     sink_logit = torch.empty_like(logit[..., 0])
     rows = min(length, max(1, _ROWS // batch))
-    product = torch.empty_like(query[..., :rows, :])
+    product = torch.empty_like(query[..., :rows, :], dtype=dtype)
     for start in range(0, length, rows):
         stop = min(start + rows, length)
-        part = torch.mul(query[..., start:stop, :], key[..., :1, :], out=product[..., : stop - start, :])
-        torch.sum(part, -1, dtype=dtype, out=sink_logit[..., start:stop])
+        part = torch.mul(query[..., start:stop, :].to(dtype), key[..., :1, :], out=product[..., : stop - start, :])
+        torch.sum(part, -1, out=sink_logit[..., start:stop])
         for column, offset in enumerate(offsets):
             begin = max(start, offset + 1)
             if begin < stop and offset < window:
                 part = product[..., : stop - begin, :]
-                torch.mul(query[..., begin:stop, :], key[..., begin - offset : stop - offset, :], out=part)
-                torch.sum(part, -1, dtype=dtype, out=logit[..., begin:stop, column])
+                torch.mul(query[..., begin:stop, :].to(dtype), key[..., begin - offset : stop - offset, :], out=part)
+                torch.sum(part, -1, out=logit[..., begin:stop, column])
     return logit.mul_(scaling).flatten(1, 2), sink_logit.mul_(scaling).flatten(1, 2)
 
 

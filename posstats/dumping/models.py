@@ -271,6 +271,8 @@ def model_facts(model: Any, tokenizer: Any = None, *, length: int | None = None)
         "torch_version": torch.__version__,
         "transformers_version": transformers.__version__,
     }
+    if getattr(text, "layer_types", None):
+        facts["layer_types"] = json.dumps(text.layer_types)
     for layer_type, frequencies in inverse_frequencies(model, length).items():
         facts["inverse_frequencies" + (f"_{layer_type}" if layer_type else "")] = frequencies
     if tokenizer is not None:

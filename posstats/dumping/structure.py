@@ -17,10 +17,22 @@ _WINDOW_PREFIX = "posstats_window_"
 
 
 def decoder_of(model: Any) -> Any:
-    """The model without its logits head."""
-    decoder = model.get_decoder()
-    # Where the logits head is called "decoder", transformers finds that one.
-    return decoder if isinstance(decoder, PreTrainedModel) else model.base_model
+    """The model without its logits head: the part that holds the decoder blocks.
+
+    Raises
+    ------
+    ModelError
+        If there is no such part, or more than one.
+    """
+    parts = [m for m in model.modules() if isinstance(m, PreTrainedModel) and len(_stacks(m, model)) == 1]
+    decoder = model.get_decoder()  # the text decoder among several stacks, but a guess where names are unusual
+    if any(decoder is part for part in parts):
+        return decoder
+    if len(parts) != 1:
+        raise ModelError(
+            f"{type(model).__name__} has {len(parts)} stacks of {text_config(model).num_hidden_layers} blocks, not one"
+        )
+    return parts[0]
 
 
 def layers_of(model: Any) -> torch.nn.ModuleList:
@@ -29,13 +41,14 @@ def layers_of(model: Any) -> torch.nn.ModuleList:
     Raises
     ------
     ModelError
-        If the decoder has no single list with as many blocks as its configuration says it has layers.
+        If the model has no single stack with as many blocks as its configuration says it has layers.
     """
+    return _stacks(decoder_of(model), model)[0]
+
+
+def _stacks(part: torch.nn.Module, model: Any) -> list[torch.nn.ModuleList]:
     count = text_config(model).num_hidden_layers
-    found = [m for m in decoder_of(model).children() if isinstance(m, torch.nn.ModuleList) and len(m) == count]
-    if len(found) != 1:
-        raise ModelError(f"{type(model).__name__} has no single list of {count} decoder blocks")
-    return found[0]
+    return [m for m in part.children() if isinstance(m, torch.nn.ModuleList) and len(m) == count]
 
 
 def text_config(model: Any) -> Any:
