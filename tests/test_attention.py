@@ -162,7 +162,7 @@ def test_a_kernel_that_cannot_be_trusted_is_not_used(monkeypatch):
     layer = inputs(30)
     genuine = fused._kernel
 
-    def missing(*args):
+    def missing(*_):
         raise AttributeError("no such operator\nand details")
 
     def wrong(*args):
