@@ -9,7 +9,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 from posstats.errors import InputError
 from posstats.pooling import Inference
@@ -75,10 +75,13 @@ class DumpConfig:
         "random" (iid tokens) or "text".
     text : str, optional
         For text: a folder, a .jsonl file or a text file; Python's own help topics if not given.
+    conditions : tuple of str, optional
+        Interventions on the input in place of those of `record`.
     """
 
     source: str = "random"
     text: str | None = None
+    conditions: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.source not in SOURCES:
@@ -286,8 +289,11 @@ def load_config(path: str | Path, profile: str | None = None, model: str | None 
     config = AnalysisConfig(**_sections(_merged(document, chosen)), folder=path.parent)
     if not config.dumps:
         raise InputError(f"{path} names no dump; add one, for example [dumps.random]")
-    if BASELINE not in config.record.conditions:
-        raise InputError(f'[record] conditions must contain "{BASELINE}", which the others are compared with')
+    for name, entry in config.dumps.items():
+        if BASELINE not in (entry.conditions or config.record.conditions):
+            raise InputError(
+                f'the conditions of [dumps.{name}] must contain "{BASELINE}", which the others are compared with'
+            )
     return config if model is None else replace(config, model=replace(config.model, name=model, revision=None))
 
 
@@ -341,18 +347,18 @@ def _section(kind: type, content: Mapping[str, Any], where: str) -> Any:
 
 def _value(value: Any, kind: Any, where: str) -> Any:
     """The value, if it is of its type; lists become tuples and whole numbers floats."""
-    if getattr(kind, "__origin__", None) is tuple:
-        (item, _) = get_args(kind)
-        if not isinstance(value, list):
-            raise InputError(f"{where} must be a list, not {value!r}")
-        return tuple(_value(one, item, where) for one in value)
-    allowed = [one for one in (get_args(kind) or (kind,)) if one is not type(None)]
+    allowed = (
+        [kind] if get_origin(kind) is tuple else [one for one in get_args(kind) or (kind,) if one is not type(None)]
+    )
     for one in allowed:
+        if get_origin(one) is tuple and isinstance(value, list):
+            return tuple(_value(item, get_args(one)[0], where) for item in value)
         if type(value) is one:
             return value
         if one is float and type(value) is int:
             return float(value)
-    raise InputError(f"{where} must be {' or '.join(_TYPE_NAMES[one] for one in allowed)}, not {value!r}")
+    described = " or ".join("a list" if get_origin(one) is tuple else _TYPE_NAMES[one] for one in allowed)
+    raise InputError(f"{where} must be {described}, not {value!r}")
 
 
 def options() -> dict[str, Any]:

@@ -52,7 +52,7 @@ def record_dumps(
             loaded,
             _sequences(entry, sequences, tokenizer),
             path,
-            conditions=record.conditions,
+            conditions=entry.conditions or record.conditions,
             offsets=record.offsets,
             tokenizer=tokenizer,
             batch_size=run.batch_size,

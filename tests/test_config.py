@@ -104,7 +104,7 @@ def test_the_document_states_the_defaults():
     ("text", "message"),
     [
         ("[dump.one]", r"there is no section \[dump\]; the sections are model, sequences, dumps"),
-        ("[dumps.one]\nsauce = 'text'", r"\[dumps.one\] has no key 'sauce'; its keys are source, text"),
+        ("[dumps.one]\nsauce = 'text'", r"\[dumps.one\] has no key 'sauce'; its keys are source, text, conditions"),
         ("[dumps.one]\n[sequences]\nN = 3", r"\[sequences\] has no key 'N'; its keys are n, length"),
         ("[dumps.one]\n[sequences]\nn = 3.5", r"\[sequences\] n must be a whole number, not 3.5"),
         ("[dumps.one]\n[sequences]\nn = true", r"\[sequences\] n must be a whole number, not True"),
@@ -113,6 +113,8 @@ def test_the_document_states_the_defaults():
         ("[dumps.one]\n[record]\nconditions = 'baseline'", r"conditions must be a list"),
         ("[dumps.one]\n[record]\noffsets = [0, 'a']", r"offsets must be a whole number, not 'a'"),
         ("[dumps.one]\n[record]\nconditions = ['bos=mean']", r"must contain \"baseline\""),
+        ("[dumps.one]\nconditions = ['repeat']", r"of \[dumps.one\] must contain \"baseline\""),
+        ("[dumps.one]\nconditions = 'repeat'", r"\[dumps.one\] conditions must be a list, not 'repeat'"),
         ("[dumps.one]\nsource = 'web'", r"\[dumps.one\]: source must be one of random, text, not 'web'"),
         ("[dumps.one]\ntext = 'a.txt'", r"only where source = \"text\""),
         ("[dumps.'a/b']", r"a dump's name has letters"),
