@@ -94,7 +94,7 @@ def leakage(
     rows = []
     for condition, one in _conditions(terms):
         bins = share_bins(one, octaves)
-        for cell in estimates([one], share_statistics, _leakage, bins=bins, by=by, inference=inference):
+        for cell in estimates([one], share_statistics, _leakage, bins=bins, by=by, inference=inference, squared=True):
             rows.append(_row(condition, cell, 0) | {"p": cell.absence_p[0]})
     table = adjusted(pd.DataFrame(rows), ["condition", "queries"], adjust, {"p": "q"})
     return LeakageResult(table, settings | inference.settings(), notes)
@@ -209,7 +209,14 @@ def magnitude(
     for condition, one in _conditions(terms):
         bins = magnitude_bins(one)
         for cell in estimates(
-            [one], magnitude_statistics, _magnitudes, bins=bins, by=by, inference=inference, tested=_TESTED_MAGNITUDES
+            [one],
+            magnitude_statistics,
+            _magnitudes,
+            bins=bins,
+            by=by,
+            inference=inference,
+            tested=_TESTED_MAGNITUDES,
+            squared=True,
         ):
             absence_p = dict(zip(_TESTED_MAGNITUDES, cell.absence_p, strict=True))
             for k, term in enumerate(MAGNITUDE_COMPONENTS):

@@ -169,6 +169,7 @@ def estimates(
     by: Sequence[str] = (),
     inference: Inference,
     tested: Sequence[int] = (0,),
+    squared: bool = False,
 ) -> Iterator[Estimate]:
     """Estimates with intervals for every group and bin.
 
@@ -186,6 +187,8 @@ def estimates(
     inference : Inference
     tested : sequence of int
         Components of the first source whose absence is tested.
+    squared : bool
+        Whether the estimand is a mean of squares (see :func:`posstats.stats.resample.interval`).
 
     Yields
     ------
@@ -206,7 +209,7 @@ def estimates(
         ]
         absence_p = sign_flip_test(np.stack([sums.products for _, _, sums in cells]), signs)
         for (key, one_bin, sums), p in zip(cells, absence_p, strict=True):
-            yield Estimate(dict(key), one_bin, resampling.interval(sums, estimand), p)
+            yield Estimate(dict(key), one_bin, resampling.interval(sums, estimand, squared), p)
         groups.clear()
 
     for labelled in zip(*(layer_fields(source) for source in sources), strict=True):
@@ -285,7 +288,7 @@ class _Resampling:
     def studentized(self) -> bool:
         return self.inference.method == "studentized"
 
-    def interval(self, sums: _Sums, estimand: Estimand) -> Interval:
+    def interval(self, sums: _Sums, estimand: Estimand, squared: bool) -> Interval:
         """Interval of the estimand of one group's sums."""
         error = None
         if self.studentized:
@@ -299,6 +302,7 @@ class _Resampling:
             error,
             pairs=self.pairs,
             pair_left_out=None if self.pairs is None else replicates,
+            squared=squared,
             method=self.inference.method,
             level=self.inference.level,
         )
