@@ -23,7 +23,7 @@ from posstats.stats.terms import Array
 from posstats.vocabulary import FEW_DOCUMENTS
 
 #: What stands for the residual stream.
-FEATURES = ("logits", "stream")
+FEATURES = ("logits", "offset_logits", "stream")
 _NEEDED = ("logit", "sink_logit", "log_denominator_rest", "visible_keys")
 #: Standard errors up to this are rounding of scores of order 1: the documents do not differ.
 _ROUNDING = 1e-12
@@ -51,11 +51,11 @@ def decode(
     ----------
     data : xarray.Dataset
         A dump (:func:`posstats.open_dump`), not terms; every condition in it is decoded.
-    features : {"logits", "stream"}
+    features : {"logits", "offset_logits", "stream"}
         Residual-stream features: the sink logit and the offset logits of every head (a layer whose window hides
-        position 0 from an analysed query goes without the sink logit, and the table says so); or the residual stream
-        that the layer reads, ``residual_sample`` at depth = layer, with the queries restricted to its probes. The
-        cost of the stream grows with documents times hidden cubed.
+        position 0 from an analysed query goes without the sink logit, and the table says so); the offset logits alone;
+        or the residual stream that the layer reads, ``residual_sample`` at depth = layer, with the queries restricted
+        to its probes. The cost of the stream grows with documents times hidden cubed.
     layers : sequence of int, optional
         Layers to decode from; all if not given.
     offsets : sequence of int, optional
@@ -91,6 +91,9 @@ def decode(
     -----
     R-squared is cross-validated, so it is negative where the features know nothing and ``both`` can fall below either
     group. It is a score at this number of documents: more documents train better models.
+
+    The sink logit ``s[i, 0]`` is the logit at offset i: it tells the position even where logits depend on the offset
+    alone, and so "logits" do not score 0 on such data. "offset_logits" do.
 
     References
     ----------
@@ -313,8 +316,8 @@ class _Design:
             return denominator, stream.values.astype(np.float64), ""
         by_offset = at.logit.transpose(*per_query, "offset").values.astype(np.float64)
         by_offset = by_offset.reshape(*by_offset.shape[:2], -1)
-        if hidden_sink.any():
-            return denominator, by_offset, _NO_SINK
+        if self.features == "offset_logits" or hidden_sink.any():
+            return denominator, by_offset, _NO_SINK if self.features == "logits" else ""
         return denominator, np.concatenate([sink, by_offset], axis=2), ""
 
 
@@ -323,7 +326,7 @@ def _estimates(scores: _Scores, level: float) -> Iterator[dict[str, object]]:
     names = [one.name for one in fields(Parts)]
     estimate = np.array([getattr(scores.parts, name) for name in names])
     left_out = np.stack([getattr(scores.left_out, name) for name in names], axis=-1)
-    x = interval(estimate, left_out, estimate[None], method="jackknife", level=level)
+    x = interval(estimate, left_out, method="jackknife", level=level)
     at_limit = scores.auc is not None and bool((np.abs(estimate[: len(FEATURE_SETS)]) == 0.5).any())
     for k, name in enumerate(names):
         row = {"part": name, "estimate": estimate[k], "se": x.se[k], "low": x.low[k], "high": x.high[k], "p": x.p[k]}

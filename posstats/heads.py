@@ -1,6 +1,7 @@
 """From heads to the model: the mean share or slope over heads, with heads and layers as random effects."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -15,7 +16,15 @@ from posstats.stats.components import SHARE_COMPONENTS, LayerField, analysed_que
 from posstats.stats.evaluate import evaluate
 from posstats.stats.mixed import fit_mixed
 from posstats.stats.multiplicity import adjust as adjust_p
-from posstats.stats.resample import check_interval_options, jackknife_error, random_signs, sign_flip_test
+from posstats.stats.resample import (
+    check_interval_options,
+    corrected_error,
+    document_pairs,
+    jackknife_error,
+    pair_weights,
+    random_signs,
+    sign_flip_test,
+)
 from posstats.stats.terms import Array, reference
 from posstats.vocabulary import LOG_ATTENTION, RESIDUAL, RESIDUAL_TERMS
 
@@ -87,10 +96,11 @@ def model_level(
 
     Notes
     -----
-    Sampling errors are jackknife ones, over documents. With fewer documents than heads the jackknife covariance is
-    singular: taken as it is, combinations of heads that it believes to be free of error would draw the mean towards
-    them, and the standard deviation of heads would take in the error it misses (three times too large where heads
-    differ less than they are known). So correlations are pooled into two averages, within and between layers.
+    Sampling errors are those of :func:`posstats.shares` and :func:`posstats.position_tests`, over documents. With fewer
+    documents than heads their jackknife covariance is singular: taken as it is, combinations of heads that it believes
+    to be free of error would draw the mean towards them, and the standard deviation of heads would take in the error
+    it misses (three times too large where heads differ less than they are known). So correlations are pooled into two
+    averages, within and between layers.
 
     Examples
     --------
@@ -117,17 +127,16 @@ def model_level(
     for name in np.atleast_1d(terms.condition.values):
         one = select_condition(terms, name)
         measured = _shares(one, queries, term, signs) if measure == "share" else _slopes(one, queries, term)
-        frames, left_out = zip(*measured, strict=True)
+        frames, values = zip(*measured, strict=True)
         frame = pd.concat([part.assign(head=terms["head"].values) for part in frames], ignore_index=True)
-        deviations = np.concatenate(left_out, axis=1)
-        frame["se"] = jackknife_error(deviations, axis=0)
-        frame["note"] = ""
+        estimates = _Estimates.join(values)
+        frame["estimate"], frame["se"], frame["note"] = estimates.at_all, estimates.error(), ""
         if measure == "share":
             frame["leakage_q"] = adjust_p(frame.pop("leakage_p"), adjust).q
             weak = ~(frame.leakage_q < 1 - level) | ~(frame.leakage > 0)
             frame.loc[weak, ["estimate", "se"]] = np.nan
             frame.loc[weak, "note"] = "withheld: leakage is not significant"
-        rows.append({"condition": str(name), "term": term} | _fit(frame, deviations, level))
+        rows.append({"condition": str(name), "term": term} | _fit(frame, estimates, level))
         heads.append(frame.assign(condition=str(name)))
     columns = ("condition", "layer", "head", "estimate", "se", "leakage", "leakage_q", "note")
     by_head = pd.concat(heads, ignore_index=True)
@@ -137,7 +146,48 @@ def model_level(
     return result(pd.DataFrame(rows), settings, notes, by_head[[name for name in columns if name in by_head]])
 
 
-def _fit(frame: pd.DataFrame, left_out: Array, level: float) -> dict[str, object]:
+@dataclass(frozen=True, slots=True)
+class _Estimates:
+    """Estimates of heads, and what their sampling errors are made of.
+
+    Attributes
+    ----------
+    at_all : ndarray, shape (head,)
+        From all documents.
+    left_out : ndarray, shape (document, head)
+        Without each document.
+    pairs, pair_left_out : ndarray, shapes (pair, 2) and (pair, head)
+        Documents left out together and the estimates without them; no pairs for means, which need no correction.
+    """
+
+    at_all: Array
+    left_out: Array
+    pairs: NDArray[np.int64]
+    pair_left_out: Array
+
+    @classmethod
+    def join(cls, layers: Sequence["_Estimates"]) -> "_Estimates":
+        at_all, left_out, pair_left_out = (
+            np.concatenate([getattr(one, name) for one in layers], axis=-1)
+            for name in ("at_all", "left_out", "pair_left_out")
+        )
+        return cls(at_all, left_out, layers[0].pairs, pair_left_out)
+
+    def error(self, combine: Array | None = None) -> Array:
+        """Standard errors of the heads, or of their linear combinations (head, combination)."""
+        at_all, left_out, pair_left_out = (
+            values if combine is None else values @ combine
+            for values in (self.at_all, self.left_out, self.pair_left_out)
+        )
+        if len(self.pairs):
+            return corrected_error(at_all, left_out, self.pairs, pair_left_out).se
+        return jackknife_error(left_out, axis=0)
+
+    def of(self, heads: NDArray[np.bool_]) -> "_Estimates":
+        return _Estimates(self.at_all[heads], self.left_out[:, heads], self.pairs, self.pair_left_out[:, heads])
+
+
+def _fit(frame: pd.DataFrame, estimates: _Estimates, level: float) -> dict[str, object]:
     """Row of the mixed model; without enough heads to fit, a row that says so."""
     used = frame.estimate.notna().to_numpy()
     layers = frame.layer.to_numpy()
@@ -147,9 +197,9 @@ def _fit(frame: pd.DataFrame, left_out: Array, level: float) -> dict[str, object
             used, n_layers, f"heads of {n_layers} layers leak significantly, and {_FEWEST_LAYERS} are needed"
         )
     covariance = np.zeros((len(frame), len(frame)))
-    covariance[np.ix_(used, used)] = _sampling_covariance(left_out[:, used], layers[used])
+    covariance[np.ix_(used, used)] = _sampling_covariance(estimates.of(used), layers[used])
     try:
-        fit = fit_mixed(frame.estimate, layers, sampling=covariance, sampling_df=len(left_out) - 1)
+        fit = fit_mixed(frame.estimate, layers, sampling=covariance, sampling_df=len(estimates.left_out) - 1)
     except DesignError as error:  # the estimates do not vary; the other conditions may
         return _withheld(used, n_layers, str(error))
     low, high = fit.interval(level)
@@ -176,22 +226,22 @@ def _withheld(used: NDArray[np.bool_], n_layers: int, reason: str) -> dict[str, 
     return nothing | counts | {"converged": False, "note": f"withheld: {reason}"}
 
 
-def _sampling_covariance(left_out: Array, layers: NDArray[np.generic]) -> Array:
-    """Jackknife variances of the heads, (head, head), with one correlation within layers and one between.
+def _sampling_covariance(estimates: _Estimates, layers: NDArray[np.generic]) -> Array:
+    """Sampling covariance of the heads, (head, head), with one correlation within layers and one between.
 
-    `left_out` (document, head) holds the estimates without each document.
+    The variance of a sum of heads, each divided by its standard error, is their number plus all their correlations.
     """
-    deviation = left_out - left_out.mean(axis=0)
-    se = jackknife_error(left_out, axis=0)
-    norm = np.sqrt((deviation**2).sum(axis=0))
-    z = np.divide(deviation, norm, out=np.zeros_like(deviation), where=norm > 0)
-    correlation = z.T @ z
-    same_layer = layers[:, None] == layers
-    itself = np.eye(len(layers), dtype=bool)
-    for pairs in (same_layer & ~itself, ~same_layer):
-        if pairs.any():
-            correlation[pairs] = correlation[pairs].mean()
-    correlation[itself] = 1.0
+    se = estimates.error()
+    varies = se > 0
+    scale = np.divide(1.0, se, out=np.zeros_like(se), where=varies)
+    member = ((layers[:, None] == np.unique(layers)) & varies[:, None]).astype(np.float64)
+    *by_layer, total = estimates.error(scale[:, None] * np.column_stack([member, varies])) ** 2
+    n, within = varies.sum(), np.sum(by_layer)
+    n_within = (member.sum(axis=0) ** 2).sum() - n
+    n_between = n**2 - n - n_within
+    correlation = np.full((len(se), len(se)), (total - within) / max(n_between, 1))
+    correlation[layers[:, None] == layers] = (within - n) / max(n_within, 1)
+    np.fill_diagonal(correlation, 1.0)
     # Averages of correlations need not be the correlations of anything.
     values, axes = np.linalg.eigh(correlation)
     covariance: Array = (axes * np.maximum(values, 0)) @ axes.T * np.outer(se, se)
@@ -200,8 +250,8 @@ def _sampling_covariance(left_out: Array, layers: NDArray[np.generic]) -> Array:
 
 def _shares(
     terms: xr.Dataset, queries: NDArray[np.int64], term: str, signs: Array
-) -> Iterator[tuple[pd.DataFrame, Array]]:
-    """Per layer: shares of the heads with their leakage and its p-value; the shares without each document."""
+) -> Iterator[tuple[pd.DataFrame, _Estimates]]:
+    """Per layer: leakage of the heads with its p-value; their shares."""
     parts = [SHARE_COMPONENTS.index(name) for name in (RESIDUAL_TERMS if term == RESIDUAL else (term,))]
 
     def share(components: Array) -> Array:
@@ -211,21 +261,27 @@ def _shares(
 
     for layer, field in layer_fields(terms):
         stats = share_statistics(field, queries, field.offsets)
-        at_ones = evaluate([stats], np.ones((1, len(field.sequences))), left_out=True)[0]
-        leakage, p = at_ones.value[0, :, 0], sign_flip_test(stats.gram[:, 0], signs)
-        frame = pd.DataFrame({"layer": layer, "estimate": share(at_ones.value[0]), "leakage": leakage, "leakage_p": p})
-        yield frame, share(at_ones.left_out[0])
+        n_documents = len(field.sequences)
+        at_ones = evaluate([stats], np.ones((1, n_documents)), left_out=True)[0]
+        pairs = document_pairs(n_documents)
+        without_pairs = evaluate([stats], pair_weights(n_documents, pairs))[0].value
+        p = sign_flip_test(stats.gram[:, 0], signs)
+        yield (
+            pd.DataFrame({"layer": layer, "leakage": at_ones.value[0, :, 0], "leakage_p": p}),
+            _Estimates(share(at_ones.value[0]), share(at_ones.left_out[0]), pairs, share(without_pairs)),
+        )
 
 
-def _slopes(terms: xr.Dataset, queries: NDArray[np.int64], term: str) -> Iterator[tuple[pd.DataFrame, Array]]:
-    """Per layer: slopes of the heads; the slopes without each document."""
+def _slopes(terms: xr.Dataset, queries: NDArray[np.int64], term: str) -> Iterator[tuple[pd.DataFrame, _Estimates]]:
+    """Per layer: slopes of the heads."""
     for layer, field in layer_fields(terms):
         n_documents = len(field.sequences)
         weights = np.concatenate([np.ones((1, n_documents)), 1 - np.eye(n_documents)])
         values = _slopes_at(field, queries, term, weights)
         if not np.isfinite(values).all():
             raise NumericalError(f"Log attention of layer {layer} is not finite at an analysed query.")
-        yield pd.DataFrame({"layer": layer, "estimate": values[0]}), values[1:]
+        no_pairs = np.empty((0, 2), dtype=np.int64), np.empty((0, values.shape[1]))
+        yield pd.DataFrame({"layer": np.full(values.shape[1], layer)}), _Estimates(values[0], values[1:], *no_pairs)
 
 
 def _slopes_at(field: LayerField, queries: NDArray[np.int64], term: str, weights: Array) -> Array:

@@ -113,6 +113,16 @@ def test_denominator_of_uniform_attention_is_a_perfect_clue():
     np.testing.assert_allclose(rows.estimate["shapley_denominator"], 1, atol=0.03)
 
 
+def test_sink_logit_tells_the_position_where_offset_logits_cannot():
+    """Logits that depend on the offset alone: the one on position 0 is at offset i."""
+    length = 32
+    lag = np.abs(np.subtract.outer(np.arange(length), np.arange(length)))
+    relative = -np.sqrt(lag) + 1e-3 * np.random.default_rng(0).normal(size=(10, 1, length, length))
+    ds = brute.dump_dataset({"baseline": relative}, list(range(10)), OFFSETS)
+    assert pick(decode(ds).table).estimate["residual"] > 0.95
+    assert abs(pick(decode(ds, features="offset_logits").table).estimate["residual"]) < 0.05
+
+
 def test_lazy_data_layers_and_order_change_nothing(dump):
     table = decode(dump).table
     pd.testing.assert_frame_equal(table, decode(dump.chunk(layer=1, condition=1)).table)
@@ -232,7 +242,7 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            ({"features": "values"}, "logits, stream"),
+            ({"features": "values"}, "logits, offset_logits, stream"),
             ({"features": "stream"}, "no residual_sample.*probes"),
             ({"layers": [0, 7]}, r"no layer \[7\]"),
             ({"layers": []}, "At least one layer"),
