@@ -96,11 +96,12 @@ def model_level(
 
     Notes
     -----
-    Sampling errors are those of :func:`posstats.shares` and :func:`posstats.position_tests`, over documents. With fewer
-    documents than heads their jackknife covariance is singular: taken as it is, combinations of heads that it believes
-    to be free of error would draw the mean towards them, and the standard deviation of heads would take in the error
-    it misses (three times too large where heads differ less than they are known). So correlations are pooled into two
-    averages, within and between layers.
+    Sampling errors are those of :func:`posstats.shares` and :func:`posstats.position_tests`, over documents. They enter
+    as one variance and two covariances, within and between layers, each a mean over heads. Two things go wrong
+    otherwise. Weighing heads by their own precision pulls the mean towards those that are known best, and these are not
+    a random part of the model: heads whose terms cancel leak little and have uncertain shares. And with fewer documents
+    than heads the jackknife covariance is singular: combinations of heads that it believes to be free of error would
+    draw the mean, and the standard deviation of heads would take in the error it misses.
 
     Examples
     --------
@@ -227,25 +228,23 @@ def _withheld(used: NDArray[np.bool_], n_layers: int, reason: str) -> dict[str, 
 
 
 def _sampling_covariance(estimates: _Estimates, layers: NDArray[np.generic]) -> Array:
-    """Sampling covariance of the heads, (head, head), with one correlation within layers and one between.
+    """Sampling covariance of the heads, (head, head): one variance, one covariance within layers and one between.
 
-    The variance of a sum of heads, each divided by its standard error, is their number plus all their correlations.
+    They are the means over heads and pairs of heads, so that the mean of equally many heads per layer has exactly its
+    own standard error. Variances of sums over layers and over everything hold all the covariances.
     """
-    se = estimates.error()
-    varies = se > 0
-    scale = np.divide(1.0, se, out=np.zeros_like(se), where=varies)
-    member = ((layers[:, None] == np.unique(layers)) & varies[:, None]).astype(np.float64)
-    *by_layer, total = estimates.error(scale[:, None] * np.column_stack([member, varies])) ** 2
-    n, within = varies.sum(), np.sum(by_layer)
+    member = (layers[:, None] == np.unique(layers)).astype(np.float64)
+    own = (estimates.error() ** 2).sum()
+    *by_layer, total = estimates.error(np.column_stack([member, np.ones(len(layers))])) ** 2
+    within, n = np.sum(by_layer), len(layers)
     n_within = (member.sum(axis=0) ** 2).sum() - n
-    n_between = n**2 - n - n_within
-    correlation = np.full((len(se), len(se)), (total - within) / max(n_between, 1))
-    correlation[layers[:, None] == layers] = (within - n) / max(n_within, 1)
-    np.fill_diagonal(correlation, 1.0)
-    # Averages of correlations need not be the correlations of anything.
-    values, axes = np.linalg.eigh(correlation)
-    covariance: Array = (axes * np.maximum(values, 0)) @ axes.T * np.outer(se, se)
-    return covariance
+    covariance = np.full((n, n), (total - within) / (n**2 - n - n_within))
+    covariance[layers[:, None] == layers] = (within - own) / max(n_within, 1)
+    np.fill_diagonal(covariance, own / n)
+    # Corrected variances need not belong to any covariance.
+    values, axes = np.linalg.eigh(covariance)
+    nearest: Array = (axes * np.maximum(values, 0)) @ axes.T
+    return nearest
 
 
 def _shares(
