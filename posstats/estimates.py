@@ -279,20 +279,20 @@ def removal(
     """
     inference = Inference(level, method or DEFAULT_METHODS["removal"], n_resamples, n_permutations, seed)
     terms, notes, settings = prepare(data, offsets, adjust)
-    reference = select_condition(terms, baseline)
+    names = [condition] if isinstance(condition, str) else list(condition)
+    if baseline in names:
+        raise InputError(f"Removal compares a condition with {baseline!r}; it cannot be {baseline!r} itself.")
+    sources = [select_condition(terms, name) for name in (baseline, *names)]
     rows = []
-    for name in [condition] if isinstance(condition, str) else condition:
-        if name == baseline:
-            raise InputError(f"Removal compares a condition with {baseline!r}; it cannot be {baseline!r} itself.")
-        pair = [reference, select_condition(terms, name)]
-        bins = magnitude_bins(reference)
-        for cell in estimates(
-            pair, magnitude_statistics, _removal, bins=bins, by=by, inference=inference, tested=[_RESIDUAL_MAGNITUDE]
-        ):
-            values = cell.interval.estimate
-            row = _row(name, cell, 0) | {"p": cell.interval.p[0]}
-            row |= {"magnitude": values[2], "baseline_magnitude": values[1]}
-            rows.append(row | {"baseline_p": cell.absence_p[0]})
+    for cell in estimates(
+        sources, magnitude_statistics, _removal,
+        bins=magnitude_bins(sources[0]), by=by, inference=inference, tested=[_RESIDUAL_MAGNITUDE],
+    ):  # fmt: skip
+        magnitudes = cell.interval.estimate[len(names) :]
+        for k, name in enumerate(names):
+            row = _row(name, cell, k) | {"p": cell.interval.p[k], "magnitude": magnitudes[k + 1]}
+            rows.append(row | {"baseline_magnitude": magnitudes[0], "baseline_p": cell.absence_p[0]})
+    rows.sort(key=lambda row: names.index(row["condition"]))
     family = ["condition", "queries"]
     table = adjusted(pd.DataFrame(rows), family, adjust, {"baseline_p": "baseline_q"})
     table = _withheld(table, table.baseline_q, table.baseline_magnitude, level, "nothing to remove at baseline")
@@ -319,10 +319,12 @@ def _magnitudes(sums: Array) -> Array:
 
 
 def _removal(sums: Array) -> Array:
+    """Removal by every source but the first, then the residual magnitudes of all."""
     residual = sums[..., _RESIDUAL_MAGNITUDE]
+    baseline = residual[..., :1]
     with np.errstate(divide="ignore", invalid="ignore"):
-        removed = np.where(residual[..., 0] != 0, 1 - residual[..., 1] / residual[..., 0], np.nan)
-    return np.concatenate([removed[..., None], residual], axis=-1)
+        removed = np.where(baseline != 0, 1 - residual[..., 1:] / baseline, np.nan)
+    return np.concatenate([removed, residual], axis=-1)
 
 
 def prepare(
