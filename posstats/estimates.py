@@ -292,7 +292,7 @@ def removal(
         for k, name in enumerate(names):
             row = _row(name, cell, k) | {"p": cell.interval.p[k], "magnitude": magnitudes[k + 1]}
             rows.append(row | {"baseline_magnitude": magnitudes[0], "baseline_p": cell.absence_p[0]})
-    rows.sort(key=lambda row: names.index(row["condition"]))
+    rows.sort(key=lambda row: names.index(str(row["condition"])))
     family = ["condition", "queries"]
     table = adjusted(pd.DataFrame(rows), family, adjust, {"baseline_p": "baseline_q"})
     table = _withheld(table, table.baseline_q, table.baseline_magnitude, level, "nothing to remove at baseline")
