@@ -184,6 +184,7 @@ class TestVariants:
         plain = model_facts(*load_model(folder, device="cpu"))
         assert facts["weights_sha256"] == plain["weights_sha256"]
         assert facts["rope_parameters"] != plain["rope_parameters"]
+        assert (facts["max_length"], plain["max_length"]) == (8 * 128, 128)
 
     def test_ntk_counts_rotated_channels_only(self, tmp_path):
         model, _ = load_model(saved(tiny.build("gpt_neox"), tmp_path), ntk_factor=4, device="cpu")
@@ -198,6 +199,7 @@ class TestVariants:
     def test_rope_parameters(self, folder):
         model, _ = load_model(folder, rope_parameters={"rope_type": "linear", "factor": 4.0}, device="cpu")
         np.testing.assert_allclose(inverse_frequencies(model)[""], 10000.0 ** -(np.arange(6) / 6) / 4, rtol=1e-6)
+        assert max_length(model) == 4 * 128
         assert model_facts(model)["model_variant"] == 'rope_parameters={"factor": 4.0, "rope_type": "linear"}'
 
     def test_rope_parameters_of_one_layer_type(self, tmp_path):

@@ -195,12 +195,12 @@ class Recorder:
         with torch.inference_mode():
             self._run(embedding(ids), torch.arange(self.length, device=ids.device)[None])
 
-    def _enters(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # noqa: ARG002
+    def _enters(self, _module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._pass is not None:
             self._pass.keep_residual(0, args[0] if args else kwargs["hidden_states"])
 
     def _leaves(self, depth: int) -> Any:
-        def hook(module: torch.nn.Module, args: tuple[Any, ...], output: Any) -> None:  # noqa: ARG001
+        def hook(_module: torch.nn.Module, _args: tuple[Any, ...], output: Any) -> None:
             if self._pass is not None:
                 self._pass.keep_residual(depth, output[0] if isinstance(output, tuple) else output)
 

@@ -21,7 +21,6 @@ from posstats.dumping.structure import (
     check_config,
     check_model,
     inverse_frequencies,
-    max_length,
     narrow_window,
     text_config,
 )
@@ -48,12 +47,15 @@ class Provenance:
         Recorded digest of the weights, None if it has to be computed.
     changes : tuple of str
         What makes it an inference-time variant; empty for a model as trained.
+    stretch : float
+        Factor by which the changes lengthen the context the model allows.
     """
 
     name: str
     revision: str
     digest: str | None
     changes: tuple[str, ...]
+    stretch: float = 1.0
 
 
 def load_model(
@@ -113,7 +115,7 @@ def load_model(
     source, where = _locate(str(name), revision, Path(models_dir))
     config = _pretrained(transformers.AutoConfig, name, source, where)
     check_config(config, str(name))
-    changes = _vary_rope(config, rope_parameters, ntk_factor)
+    changes, stretch = _vary_rope(config, rope_parameters, ntk_factor)
     tokenizer = _pretrained(transformers.AutoTokenizer, name, source, where)
     model = _pretrained(
         transformers.AutoModelForCausalLM,
@@ -132,7 +134,8 @@ def load_model(
         narrow_window(model, sliding_window)
         changes = (*changes, f"sliding_window={sliding_window}")
     digest = recorded_digest(Path(source)) if dtype == "float32" else None
-    model.posstats_provenance = Provenance(str(name), getattr(config, "_commit_hash", None) or "", digest, changes)
+    commit = getattr(config, "_commit_hash", None) or ""
+    model.posstats_provenance = Provenance(str(name), commit, digest, changes, stretch)
     return model, tokenizer
 
 
@@ -162,12 +165,17 @@ def _pretrained(factory: Any, name: str | Path, source: str, options: dict[str, 
         ) from error
 
 
-def _vary_rope(config: Any, rope_parameters: Mapping[str, Any] | None, ntk_factor: float | None) -> tuple[str, ...]:
-    """Change the rotary parameters of a configuration; returns what was changed."""
+def _vary_rope(
+    config: Any, rope_parameters: Mapping[str, Any] | None, ntk_factor: float | None
+) -> tuple[tuple[str, ...], float]:
+    """Change the rotary parameters of a configuration; returns the changes and how much longer inputs may be."""
     text = config.get_text_config()
     changes: tuple[str, ...] = ()
+    stretch = 1.0
     if rope_parameters is not None:
         _check_rope_types(rope_parameters)
+        if all(parameters["rope_type"] == "default" for parameters in _flat_rope_parameters(text)):
+            stretch = float(rope_parameters.get("factor", 1.0))
         changes = (f"rope_parameters={json.dumps(dict(rope_parameters), sort_keys=True)}",)
         nested = text.nested_rope_parameter_keys(text.rope_parameters)
         for key in nested or [None]:
@@ -182,6 +190,7 @@ def _vary_rope(config: Any, rope_parameters: Mapping[str, Any] | None, ntk_facto
     if ntk_factor is not None:
         if ntk_factor < 1:
             raise InputError(f"ntk_factor must be at least 1, not {ntk_factor}")
+        stretch *= ntk_factor
         changes = (*changes, f"ntk_factor={ntk_factor:g}")
         head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
         for parameters in _flat_rope_parameters(text):
@@ -191,7 +200,7 @@ def _vary_rope(config: Any, rope_parameters: Mapping[str, Any] | None, ntk_facto
                 )
             rotated = int(head_dim * parameters.get("partial_rotary_factor", 1.0))
             parameters["rope_theta"] *= ntk_factor ** (rotated / (rotated - 2))
-    return changes
+    return changes, stretch
 
 
 def _check_rope_types(rope_parameters: Mapping[str, Any]) -> None:
@@ -204,6 +213,31 @@ def _check_rope_types(rope_parameters: Mapping[str, Any]) -> None:
 def _flat_rope_parameters(text: Any) -> list[dict[str, Any]]:
     nested = text.nested_rope_parameter_keys(text.rope_parameters)
     return [text.rope_parameters[key] for key in nested] if nested else [text.rope_parameters]
+
+
+def max_length(model: Any) -> int | None:
+    """Longest sequence the model allows.
+
+    Parameters
+    ----------
+    model : transformers.PreTrainedModel
+        The model.
+
+    Returns
+    -------
+    int or None
+        Number of tokens, None where the model sets no limit. Plain RoPE that was rescaled by a factor when the model
+        was loaded allows that many times the trained length.
+    """
+    limit = getattr(text_config(model), "max_position_embeddings", None)
+    return None if limit is None else int(limit * _provenance(model).stretch)
+
+
+def _provenance(model: Any) -> Provenance:
+    """Where a model came from, also if it was not loaded here."""
+    known: Provenance | None = getattr(model, "posstats_provenance", None)
+    name = model.config.name_or_path or type(model).__name__
+    return known or Provenance(name, getattr(model.config, "_commit_hash", None) or "", None, ())
 
 
 def embed(model: Any, ids: torch.Tensor) -> torch.Tensor:
@@ -247,9 +281,7 @@ def model_facts(model: Any, tokenizer: Any = None, *, length: int | None = None)
         Strings, numbers and arrays only; the same model gives the same dictionary.
     """
     text = text_config(model)
-    provenance = getattr(model, "posstats_provenance", None) or Provenance(
-        model.config.name_or_path or type(model).__name__, getattr(model.config, "_commit_hash", None) or "", None, ()
-    )
+    provenance = _provenance(model)
     window = attention_window(model)
     facts: dict[str, Any] = {
         "model": provenance.name,

@@ -41,11 +41,11 @@ def compute_in_float64(model: Any) -> None:
         model.set_experts_implementation("eager")  # the grouped product of the others has no float64 kernel
     active: list[_NoFloat32] = []
 
-    def enter(module: torch.nn.Module, args: tuple[Any, ...]) -> None:  # noqa: ARG001 - the signature of a hook
+    def enter(_module: torch.nn.Module, _args: tuple[Any, ...]) -> None:
         active.append(_NoFloat32())
         active[-1].__enter__()
 
-    def leave(module: torch.nn.Module, args: tuple[Any, ...], output: Any) -> None:  # noqa: ARG001 - as above
+    def leave(_module: torch.nn.Module, _args: tuple[Any, ...], _output: Any) -> None:
         active.pop().__exit__(None, None, None)
 
     decoder = decoder_of(model)

@@ -56,24 +56,6 @@ def text_config(model: Any) -> Any:
     return model.config.get_text_config()
 
 
-def max_length(model: Any) -> int | None:
-    """Longest sequence the model allows.
-
-    Parameters
-    ----------
-    model : transformers.PreTrainedModel
-        The model.
-
-    Returns
-    -------
-    int or None
-        Number of tokens, None where the model sets no limit. Of a model whose rotary embedding was rescaled by a factor
-        when it was loaded, the rescaled limit.
-    """
-    limit = getattr(text_config(model), "max_position_embeddings", None)
-    return None if limit is None else int(limit)
-
-
 def check_config(config: Any, name: str) -> None:
     """Refuse what cannot be a rotary decoder before any weight is read.
 
