@@ -11,9 +11,11 @@ import importlib.util
 import json
 import logging
 import multiprocessing
+import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -169,12 +171,11 @@ def _tasks(config: AnalysisConfig, dumps: Mapping[str, Path], files: Sequence[Pa
 
 
 def _computed(tasks: Sequence[_Task], workers: int) -> Iterator[tuple[_Task, list[dict[str, Any]]]]:
-    if workers == 1 or len(tasks) < 2:
-        yield from ((task, _compute(task)) for task in tasks)
+    if not tasks:
         return
     # Fresh processes: forking one that runs threads (torch, dask) is not safe.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(workers, len(tasks)), mp_context=context) as pool:
+    with _single_threaded(), ProcessPoolExecutor(min(workers, len(tasks)), mp_context=context) as pool:
         futures = {pool.submit(_compute, task): task for task in tasks}
         try:
             for future in as_completed(futures):
@@ -182,6 +183,26 @@ def _computed(tasks: Sequence[_Task], workers: int) -> Iterator[tuple[_Task, lis
         except BaseException:
             pool.shutdown(wait=True, cancel_futures=True)
             raise
+
+
+@contextmanager
+def _single_threaded() -> Iterator[None]:
+    """Let processes started here compute with one thread each.
+
+    Linear algebra on several threads in several processes spends its time waiting for threads that have no processor,
+    and the number of threads could change the last digit of a result.
+    """
+    names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+    before = {name: os.environ.get(name) for name in names}
+    os.environ.update(dict.fromkeys(names, "1"))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _compute(task: _Task) -> list[dict[str, Any]]:
@@ -194,6 +215,7 @@ def _compute(task: _Task) -> list[dict[str, Any]]:
         # Every table carries this warning as a footnote, and the headline table too.
         warnings.simplefilter("ignore", FewDocumentsWarning)
         findings = analyse(dataset, task.inference)
+    task.folder.mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
     for name, table in findings.tables.items():
         written += write_table(table, task.folder, name)

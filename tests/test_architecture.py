@@ -4,6 +4,7 @@ That imports only go down is checked by ``test_docs.py``, against the table in C
 """
 
 import ast
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ PACKAGE = ROOT / "posstats"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 ANALYSES = sorted((ROOT / "analyses").glob("*.py"))
 
-#: Raises on any import of what only the dump wing may need.
+#: Raises on any import of what only the dump wing may need; run as Python starts, in children too.
 BLOCKER = """
 import sys
 class Blocker:
@@ -41,10 +42,11 @@ def imports(path):
     return found
 
 
-def run(code, *arguments):
+def run(code, *arguments, **environment):
     """Run Python code in a process of its own, warnings being errors."""
     command = [sys.executable, "-W", "error", "-c", code, *map(str, arguments)]
-    answer = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    environment = os.environ | environment
+    answer = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=environment)
     assert answer.returncode == 0, answer.stderr
     return answer.stdout
 
@@ -101,7 +103,16 @@ def test_the_command_line_starts_without_torch():
 
 
 def test_a_dump_is_analysed_where_torch_cannot_be_imported(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(BLOCKER)
+    (tmp_path / "torchless.py").write_text(
+        "import sys\nfrom posstats.analysis import Findings\n"
+        "def analyse(ds, inference):\n"
+        "    try:\n        import torch\n"
+        "    except ModuleNotFoundError:\n        return Findings()\n"
+        "    raise AssertionError('torch can be imported')\n"
+    )
     code = """
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -122,9 +133,10 @@ conditions = ["baseline", "bos=mean", "shift=3"]
 ds = ps.simulate(n=24, length=32, offsets=(0, 1), heads=2, conditions=conditions, seed=0).dataset
 path = write_dump(ds, folder / "d.h5")
 config = load_config("analyses/default.toml", profile="quick")
-config = replace(config, run=replace(config.run, workers=1))
+files = (*config.analyses.files, str(folder / "torchless.py"))
+config = replace(config, analyses=replace(config.analyses, files=files))
 headline = run_analyses(config, {"simulated": path}, folder / "results", show=False)
 print(len(headline.frame) > 8, "torch" in sys.modules)
 """
-    assert run(BLOCKER + code, tmp_path) == "True False\n"
+    assert run(code, tmp_path, PYTHONPATH=str(tmp_path)) == "True False\n"
     assert (tmp_path / "results" / "simulated" / "leakage_shares" / "residual_share_map.pdf").is_file()
