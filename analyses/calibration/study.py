@@ -25,7 +25,7 @@ SECONDARY_SIZES = (16, 48)
 SHAPES = ("trend", "bump", "early")
 SHAPE_SIZES = (0.025, 0.05, 0.075, 0.1, 0.15)
 POWER_SIZE = 32
-FAMILY_SIZES = (16, 32)
+FAMILY_SIZE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +46,16 @@ def cells() -> list[Cell]:
     plan += [("coverage", scenario, n) for scenario in SECONDARY for n in SECONDARY_SIZES]
     plan += [("level", scenario, n) for scenario in SECONDARY for n in SECONDARY_SIZES]
     plan += [("decoding", "two levels", n) for n in SECONDARY_SIZES]
-    out = [
-        Cell(f"{kind}-{scenario.replace(' ', '_')}-{n}", functools.partial(kinds[kind], scenario, n))
-        for kind, scenario, n in plan
-    ]
+    out = []
+    for kind, scenario, n in plan:
+        trial = functools.partial(kinds[kind], scenario, n)
+        share = 1.0 if scenario == "default" else 0.5
+        out.append(Cell(f"{kind}-{scenario.replace(' ', '_')}-{n}", trial, share))
     for shape, size in itertools.product(SHAPES, SHAPE_SIZES):
         trial = functools.partial(trials.power_trial, shape, size, POWER_SIZE)
         out.append(Cell(f"power-{shape}-{size}", trial, share=0.4))
-    out += [Cell(f"family-default-{n}", functools.partial(trials.family_trial, n), share=0.2) for n in FAMILY_SIZES]
+    trial = functools.partial(trials.family_trial, FAMILY_SIZE)
+    out.append(Cell(f"family-default-{FAMILY_SIZE}", trial, share=0.4))
     return out
 
 

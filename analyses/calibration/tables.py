@@ -15,6 +15,7 @@ from posstats.stats.terms import Array
 
 FAMILIES = tuple(DEFAULT_METHODS)
 LEVEL = 0.05
+_REJECTIONS = ("datasets", "below_0.05")
 #: Coverage asked for, at N of at least 32 and at N of 16.
 REQUIRED = {32: (0.93, 0.97), 16: (0.92, 1.0)}
 
@@ -171,11 +172,18 @@ def _default(estimand: str) -> str:
     return DEFAULT_METHODS[family(estimand)]
 
 
-def _rejections_markdown(table: pd.DataFrame, rows: str, columns: str) -> Iterator[list[str]]:
-    wide = table.pivot_table(index=rows, columns=columns, values="below_0.05", sort=False)
-    yield [rows, *(str(column) for column in wide.columns)]
-    for name, values in wide.iterrows():
-        yield [str(name), *("-" if np.isnan(value) else f"{value:.3f}" for value in values)]
+def _cell(table: pd.DataFrame) -> pd.Series:
+    return table.scenario + ", N = " + table.n.astype(str)
+
+
+def _rejections_markdown(table: pd.DataFrame, columns: str, *, null: bool) -> Iterator[list[str]]:
+    """Rejection rates; under the null those above the level by more than three binomial errors are marked."""
+    wide = {what: table.pivot_table(index="test", columns=columns, values=what, sort=False) for what in _REJECTIONS}
+    yield ["test", *(str(column) for column in wide["datasets"].columns)]
+    for test, rates in wide["below_0.05"].iterrows():
+        bound = LEVEL + 3 * np.sqrt(LEVEL * (1 - LEVEL) / wide["datasets"].loc[test])
+        marks = np.where((rates > bound) & null, " (!)", "")
+        yield [str(test), *(f"{rate:.3f}{mark}" for rate, mark in zip(rates, marks, strict=True))]
 
 
 def _markdown(rows: Iterator[list[str]]) -> str:
@@ -227,14 +235,14 @@ def write(folder: Path, docs: Path) -> None:
         table.to_csv(target / f"{name}.csv", index=False, float_format="%.5g", lineterminator="\n")
     with matplotlib.rc_context({"svg.hashsalt": "calibration", "svg.fonttype": "none"}):
         _figure(intervals).savefig(target / "coverage.svg", metadata={"Date": None})
-    tests = levels.assign(cell=levels.scenario + ", N = " + levels.n.astype(str))
+    shown = levels[~levels.test.str.endswith(", jackknife")]
+    tests = shown.assign(test=shown.test.str.removesuffix(", corrected_jackknife"), cell=_cell(shown))
     family_rows = families.drop(columns="datasets").map(lambda x: f"{x:.4f}" if isinstance(x, float) else str(x))
     found = {
-        "methods": _methods_markdown(intervals, "default"),
         "defaults": _defaults_markdown(intervals, estimators),
         **{f"methods {scenario}": _methods_markdown(intervals, scenario) for scenario in designs.SCENARIOS},
-        "levels": _rejections_markdown(tests, "test", "cell"),
-        "power": _rejections_markdown(power.assign(test=power["shape"] + ": " + power.test), "test", "size_nats"),
+        "levels": _rejections_markdown(tests, "cell", null=True),
+        "power": _rejections_markdown(power.assign(test=power["shape"] + ": " + power.test), "size_nats", null=False),
         "families": iter([list(family_rows), *family_rows.to_numpy().tolist()]),
     }
     page = docs / "calibration.md"
