@@ -14,8 +14,8 @@ def analyse(ds: xr.Dataset, inference: InferenceConfig) -> Findings:
     heads = tests.table[tests.table.term == LOG_ATTENTION]
     alpha = 1 - inference.level
     counts = {
-        f"heads with a slope of log attention on position, q < {alpha:.2g}": heads.q,
-        f"heads with log attention bent by position (spline), q < {alpha:.2g}": heads.spline_q,
+        f"heads whose log attention has a slope on position, q < {alpha:.2g}": heads.q,
+        f"heads whose log attention varies with position (spline), q < {alpha:.2g}": heads.spline_q,
     }
     return Findings(
         tables={"position_tests": tests},

@@ -283,6 +283,8 @@ def _described(dataset: xr.Dataset) -> str:
         f"{dataset.attrs.get('model', 'unnamed model')}, {dataset.sizes['sequence']} sequences of "
         f"{dataset.sizes['query']} tokens from {documents} documents"
     )
+    if "bos_token" in dataset.attrs:
+        described += f", BOS {dataset.attrs['bos_token']}" if dataset.attrs["bos_token"] else ", no BOS"
     source = dataset.attrs.get("sequences")
     described += f" ({source})" if source else ""
     if documents < FEW_DOCUMENTS:
