@@ -109,8 +109,8 @@ def table_of(result: Result) -> Table:
     --------
     >>> import posstats as ps
     >>> result = ps.leakage(ps.simulate(n=30, length=32, seed=0).dataset, octaves=False, n_resamples=99)
-    >>> table_of(result).notes[0][:60]
-    '95% intervals: estimate +- t(G-1) times the jackknife standa'
+    >>> table_of(result).notes[1]
+    'Offsets 0, 1, 2, 4, 8 tokens. Logarithms are natural.'
     """
     units = {name: result.units for name in _IN_RESULT_UNITS if result.units not in ("", "1")}
     settings = result.settings
