@@ -1,6 +1,6 @@
 # make analyze   dump the default model (once), analyse, print the headline table; PROFILE=quick for a small one
 # make test      the whole test suite
-# make calibrate coverage and type I error by simulation, about an hour; writes docs/calibration.md's tables anew
+# make calibrate coverage and type I error by simulation, half an hour; writes docs/calibration.md's tables anew
 # make bench     speed and memory, QUICK=1 for small sizes; writes analyses/results/bench
 # make lint      style, formatting, types
 # make clean     remove what the above built; dumps and converted models under data/ stay

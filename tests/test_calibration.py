@@ -60,7 +60,7 @@ def pair_means(x):
     kernel = x @ x.T / x.shape[1]
     np.fill_diagonal(kernel, 0)
     n = len(x)
-    pairs = document_pairs(n)
+    pairs = document_pairs(n, at_most=2000)
     values = [u_statistic(kernel, w) for w in (np.ones((1, n)), 1 - np.eye(n), pair_weights(n, pairs))]
     return values[0][0], values[1], pairs, values[2]
 
@@ -120,9 +120,9 @@ def test_limits_of_a_mean_of_squares_are_t_errors_away(mean):
 
 @pytest.mark.parametrize("n", [4, 5, 6, 17, 32])
 def test_pairs_are_all_pairs_once(n):
-    pairs = {frozenset(pair) for pair in document_pairs(n).tolist()}
-    assert len(document_pairs(n)) == len(pairs) == n * (n - 1) // 2
-    assert (pair_weights(n, document_pairs(n)).sum(axis=1) == n - 2).all()
+    pairs = document_pairs(n, at_most=2000)
+    assert len(pairs) == len({frozenset(pair) for pair in pairs.tolist()}) == n * (n - 1) // 2
+    assert (pair_weights(n, pairs).sum(axis=1) == n - 2).all()
 
 
 def test_pairs_need_documents():

@@ -31,7 +31,8 @@ def load(folder: Path) -> dict[tuple[str, str, str], pd.DataFrame]:
     for file in sorted(folder.glob("*.npz")):
         kind, scenario, size, *_ = file.stem.rsplit("-", 4)
         files.setdefault((kind, scenario.replace("_", " "), size), []).append(file)
-    return {key: pd.concat([_frame(file) for file in found], ignore_index=True) for key, found in files.items()}
+    order = sorted(files, key=lambda key: (key[0], key[1], float(key[2])))
+    return {key: pd.concat([_frame(file) for file in files[key]], ignore_index=True) for key in order}
 
 
 def _frame(file: Path) -> pd.DataFrame:
@@ -126,6 +127,20 @@ def _range(values: pd.Series) -> str:
     return low if low == high else f"{low} to {high}"
 
 
+def _outside_markdown(intervals: pd.DataFrame) -> Iterator[list[str]]:
+    """How many estimands a method covers less, or more, often than asked for."""
+    shown = intervals[intervals.scenario == "default"]
+    sizes = sorted(shown.n.unique())
+    yield ["method", *(f"N = {n}" for n in sizes), "lowest", "highest at N >= 32"]
+    for method, group in shown.groupby("method"):
+        cells = []
+        for n in sizes:
+            covered = group[group.n == n].coverage
+            cells.append(f"{sum(not within_requirement(n, value) for value in covered)} of {len(covered)}")
+        highest = group[group.n >= 32].coverage.max()
+        yield [str(method), *cells, f"{group.coverage.min():.3f}", f"{highest:.3f}"]
+
+
 def _methods_markdown(intervals: pd.DataFrame, scenario: str) -> Iterator[list[str]]:
     """Smallest and largest coverage over the estimands of a family; the default in bold."""
     chosen = intervals[intervals.scenario == scenario].assign(family=lambda x: x.estimand.map(family))
@@ -193,7 +208,7 @@ def _markdown(rows: Iterator[list[str]]) -> str:
 
 
 def _figure(intervals: pd.DataFrame) -> Figure:
-    """Coverage against N, one panel per family: the mean over its estimands, and every estimand as a dot."""
+    """Coverage against N, one panel per family: the mean over its estimands, and the range of them."""
     shown = intervals[intervals.scenario == "default"].assign(family=lambda x: x.estimand.map(family))
     sizes = sorted(shown.n.unique())
     figure = Figure(figsize=(11, 5.2), layout="constrained")
@@ -207,9 +222,9 @@ def _figure(intervals: pd.DataFrame) -> Figure:
                 continue
             shift = (k - 3) * 0.6
             default = method == DEFAULT_METHODS[name]
-            mean = values.groupby("n").coverage.mean()
-            ax.plot(mean.index + shift, mean, color=f"C{k}", linewidth=2.5 if default else 1.0, label=method)
-            ax.plot(values.n + shift, values.coverage, ".", color=f"C{k}", markersize=3, alpha=0.6)
+            found = values.groupby("n").coverage.agg(["mean", "min", "max"])
+            ax.plot(found.index + shift, found["mean"], color=f"C{k}", linewidth=2.5 if default else 1.0, label=method)
+            ax.vlines(found.index + shift, found["min"], found["max"], color=f"C{k}", linewidth=0.8)
         ax.set_title(f"{name} (default: {DEFAULT_METHODS[name]})", fontsize=8)
         ax.set_xticks(sizes)
         ax.set_ylim(0.80, 1.005)
@@ -237,8 +252,9 @@ def write(folder: Path, docs: Path) -> None:
         _figure(intervals).savefig(target / "coverage.svg", metadata={"Date": None})
     shown = levels[~levels.test.str.endswith(", jackknife")]
     tests = shown.assign(test=shown.test.str.removesuffix(", corrected_jackknife"), cell=_cell(shown))
-    family_rows = families.drop(columns="datasets").map(lambda x: f"{x:.4f}" if isinstance(x, float) else str(x))
+    family_rows = families.drop(columns=["n", "datasets"]).map(lambda x: f"{x:.3g}" if isinstance(x, float) else str(x))
     found = {
+        "outside": _outside_markdown(intervals),
         "defaults": _defaults_markdown(intervals, estimators),
         **{f"methods {scenario}": _methods_markdown(intervals, scenario) for scenario in designs.SCENARIOS},
         "levels": _rejections_markdown(tests, "cell", null=True),
