@@ -146,7 +146,8 @@ def run_analyses(config: AnalysisConfig, dumps: Mapping[str, Path], folder: Path
             raise InputError(f"there is no analysis file {file}, named under [analyses] files")
     tasks = list(_tasks(config, dumps, files, folder))
     headline = {task: found for task in tasks if (found := _current(task)) is not None}
-    missing = [task for task in tasks if task not in headline]
+    # One question after the other, each of all dumps: short tasks come last and fill the gaps between workers.
+    missing = sorted((task for task in tasks if task not in headline), key=lambda task: files.index(task.file))
     if not missing:
         logger.info("results are current: nothing they rest on has changed since they were computed")
     with progress("analyses", len(missing), unit="question", show=show and bool(missing)) as bar:

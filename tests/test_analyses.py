@@ -18,7 +18,7 @@ from posstats.store import write_dump
 
 ROOT = Path(__file__).parents[1]
 CONDITIONS = ["baseline", "bos=mean", "bos=zero", "shift=3"]
-FILES = ("leakage_shares.py", "magnitude_removal.py", "position_tests.py", "controls.py")
+FILES = ("leakage_shares.py", "magnitude.py", "removal.py", "position_tests.py", "controls.py")
 
 
 @pytest.fixture(scope="module")
@@ -232,5 +232,5 @@ def test_quick_profile_on_the_default_model(tmp_path):
     assert frame.estimate["leakage"] > 0
     for control in ("largest change of a recorded quantity under shift=64", "largest residual term under repeat"):
         assert frame.estimate[control] < 1e-3
-    assert (tmp_path / "results" / "random" / "magnitude_removal" / "removal_by_octave.png").stat().st_size > 10_000
+    assert (tmp_path / "results" / "random" / "removal" / "removal_by_octave.png").stat().st_size > 10_000
     assert figures.PAPER_REMOVAL == 0.40

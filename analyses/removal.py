@@ -1,0 +1,25 @@
+"""How much of the residual stream's mark of early positions goes when BOS is replaced."""
+
+import xarray as xr
+
+import posstats as ps
+from posstats import figures
+from posstats.analysis import Findings, Quantity
+from posstats.config import InferenceConfig
+
+EARLY = "[2, 16)"
+
+
+def analyse(ds: xr.Dataset, inference: InferenceConfig) -> Findings:
+    replacements = [name for name in ds.condition.values.tolist() if name.startswith("bos=")]
+    if not replacements:
+        return Findings()
+    removal = ps.removal(ds, replacements, **inference.options())
+    return Findings(
+        tables={"removal": removal},
+        figures={"removal_by_octave": figures.removal_by_octave(removal)},
+        headline=[
+            Quantity.of(f"early removal by {name}", "fraction", removal, condition=name, queries=EARLY)
+            for name in replacements
+        ],
+    )
