@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 import posstats as ps
-from posstats import figures
+from posstats import analysis, figures
 from posstats.analysis import Findings, Quantity, run_analyses
 from posstats.config import AnalysesConfig, AnalysisConfig, InferenceConfig, RunConfig, load_config
 from posstats.errors import InputError
@@ -122,8 +122,9 @@ class TestReuse:
             assert (tmp_path / "again" / name).read_bytes() == content, name
 
     @pytest.fixture
-    def one(self, config, dump, tmp_path):
-        """Run the one quick file; returns what was written, headline aside."""
+    def one(self, config, dump, tmp_path, monkeypatch):
+        """Run the one quick file, without the cost of another process; returns what was written, headline aside."""
+        monkeypatch.setattr(analysis, "_computed", lambda tasks, _: ((task, analysis._compute(task)) for task in tasks))
         config = replace(config, analyses=AnalysesConfig(("controls.py",)))
 
         def call(config=config, dumps=None, folder=tmp_path / "results"):
@@ -224,7 +225,7 @@ def test_quick_profile_on_the_default_model(tmp_path):
     config = replace(
         config,
         sequences=replace(config.sequences, n=6, length=24),
-        run=replace(config.run, models=str(ROOT / "data" / "models"), workers=1),
+        run=replace(config.run, models=str(ROOT / "data" / "models")),
     )
     path = tmp_path / "random.h5"
     record_dumps({path: config.dumps["random"]}, config.model, config.sequences, config.record, config.run, show=False)
