@@ -195,9 +195,14 @@ def magnitude_by_octave(
     ['baseline', 'bos=mean']
     """
     table = _pooled(result)
+    table = table[table.term == term]
     ax = _axes(ax, (6.4, 3.6))
-    _octave_lines(ax, table[table.term == term], conditions)
-    ax.axhline(0, color=_GREY, linewidth=0.8, linestyle=":", zorder=0)
+    _octave_lines(ax, table, conditions)
+    # Magnitudes fall by orders of magnitude; but an estimate or a limit below 0 must be seen too.
+    if (table.low > 0).all():
+        ax.set_yscale("log")
+    else:
+        ax.axhline(0, color=_GREY, linewidth=0.8, linestyle=":", zorder=0)
     ax.set_ylabel(f"{term} magnitude (nats²)")
     return _captioned(ax, result)
 

@@ -171,6 +171,14 @@ def test_octaves_do_not_overlap_and_carry_the_estimates(magnitude, removal):
     )
 
 
+def test_magnitudes_are_on_a_log_scale_only_where_all_can_be_seen(magnitude):
+    table = magnitude.table.copy()
+    table["low"] = table.estimate - 1.0
+    assert figures.magnitude_by_octave(type(magnitude)(table, magnitude.settings)).get_yscale() == "linear"
+    table[["estimate", "low", "high"]] = [2.0, 1.0, 3.0]
+    assert figures.magnitude_by_octave(type(magnitude)(table, magnitude.settings)).get_yscale() == "log"
+
+
 def test_removal_is_held_against_the_paper(removal):
     ax = figures.removal_by_octave(removal)
     assert any(line.get_label().startswith("0.40") and set(line.get_ydata()) == {0.4} for line in ax.lines)
