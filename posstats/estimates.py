@@ -14,6 +14,7 @@ from posstats.results import LeakageResult, MagnitudeResult, RemovalResult, Shar
 from posstats.stats.components import (
     MAGNITUDE_COMPONENTS,
     SHARE_COMPONENTS,
+    leakage_statistics,
     magnitude_statistics,
     share_statistics,
 )
@@ -94,7 +95,7 @@ def leakage(
     rows = []
     for condition, one in _conditions(terms):
         bins = share_bins(one, octaves)
-        for cell in estimates([one], share_statistics, _leakage, bins=bins, by=by, inference=inference, squared=True):
+        for cell in estimates([one], leakage_statistics, _leakage, bins=bins, by=by, inference=inference, squared=True):
             rows.append(_row(condition, cell, 0) | {"p": cell.absence_p[0]})
     table = adjusted(pd.DataFrame(rows), ["condition", "queries"], adjust, {"p": "q"})
     return LeakageResult(table, settings | inference.settings(), notes)

@@ -310,23 +310,24 @@ class _Resampling:
 
 def _evaluate_layer(stats: list[Statistics], resampling: _Resampling, tested: list[int]) -> list[_Evaluated]:
     n_documents = resampling.weights.shape[1]
-    at_ones = evaluate(stats, np.ones((1, n_documents)), left_out=True)
+    # The estimate, then every document left out in turn, the reference without it included.
+    whole = evaluate(stats, np.concatenate([np.ones((1, n_documents)), 1 - np.eye(n_documents)]))
     n_values = sum(one.gram.shape[0] * one.gram.shape[1] for one in stats)
     n_left_out = n_documents if resampling.studentized else 1
     blocks = [
         evaluate(stats, resampling.weights[block], left_out=resampling.studentized)
         for block in replicate_blocks(len(resampling.weights), n_left_out, n_values)
     ]
-    none = np.empty((0, *at_ones[0].value.shape[1:]))
+    none = np.empty((0, *whole[0].value.shape[1:]))
     return [
         _Evaluated(
-            estimate=ones.value[0],
-            left_out=ones.left_out[0],
+            estimate=values.value[0],
+            left_out=values.value[1:],
             replicates=np.concatenate([none, *(block[b].value for block in blocks)]),
             replicates_left_out=np.concatenate([block[b].left_out for block in blocks]) if blocks else none[:, None],
             products=pair_products(one)[:, tested],
         )
-        for b, (one, ones) in enumerate(zip(stats, at_ones, strict=True))
+        for b, (one, values) in enumerate(zip(stats, whole, strict=True))
     ]
 
 

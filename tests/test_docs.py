@@ -12,12 +12,13 @@ import pytest
 import xarray as xr
 
 import posstats as ps
-from posstats import decoders, labelled, positions, tables
+from posstats import comparison, decoders, labelled, positions, tables
 from posstats.cli import app
 from posstats.results import LeakageResult, MagnitudeResult, PositionResult, RemovalResult, Result, ShareResult
+from posstats.results_comparison import ModelLevelResult, ModelSlopeResult, WideResult
 from posstats.results_decoding import DecodingResult, DiscriminationResult
 from posstats.stats import multiplicity
-from posstats.stats.resample import DEFAULT_METHOD, INTERVAL_METHODS
+from posstats.stats.resample import DEFAULT_METHODS, INTERVAL_METHODS
 from posstats.stats.simulate import explicit_logits, record_logits
 from posstats.store import write_dump
 from posstats.vocabulary import CONDITIONS, LOG_ATTENTION, RESIDUAL, TERMS, VARIABLES
@@ -116,15 +117,20 @@ def test_commands_in_documents_exist(name):
 def results():
     """One result of every kind, with every key column it can have."""
     ds = ps.simulate(n=24, length=40, offsets=(0, 1, 2), conditions=["baseline", "bos=mean"], seed=0).dataset
+    deep = ps.simulate(n=24, length=40, offsets=(0, 1, 2), layers=3, heads=2, seed=0).dataset
     by, quick = ["layer", "head"], {"n_resamples": 2}
     return [
-        ps.leakage(ds, by=by, **quick),
+        ps.leakage(ds, by=by, method="percentile", **quick),
         ps.shares(ds, by=by, **quick),
         ps.magnitude(ds, by=by, **quick),
         ps.removal(ds, "bos=mean", by=by, **quick),
         ps.position_tests(ds),
         decoders.decode(ds),
         decoders.discriminate(ds, 5, 20),
+        ps.model_level(deep, n_permutations=99),
+        ps.model_level(deep, measure="slope"),
+        ps.earlier_metrics(ds, **quick, n_permutations=99),
+        comparison.trap_table(n=24, length=32),
     ]
 
 
@@ -142,7 +148,10 @@ def leaves(kind):
 class TestColumns:
     def test_every_kind_of_result_is_looked_at(self, results):
         # A class that gains slots leaves the one it was made from behind, so names are compared.
-        assert {type(one).__name__ for one in results} == {kind.__name__ for kind in leaves(Result)} - {"Result"}
+        assert {type(one).__name__ for one in results} >= {kind.__name__ for kind in leaves(Result)} - {
+            "Result",
+            "WideResult",
+        }
 
     def test_every_column_is_documented(self, results):
         columns = {str(column) for one in results for column in one.table}
@@ -170,8 +179,12 @@ class TestColumns:
             PositionResult: "`ps.position_tests`",
             DecodingResult: "`decode`",
             DiscriminationResult: "`discriminate`",
+            ModelLevelResult: "`ps.model_level` of shares",
+            ModelSlopeResult: "`ps.model_level` of slopes",
         }
         for one in results:
+            if isinstance(one, WideResult):  # several metrics, each with a unit in the table of its columns
+                continue
             assert re.search(rf"^\| {callers[type(one)]} \|.*\| {re.escape(one.units)} \|$", text, re.MULTILINE)
 
 
@@ -179,7 +192,8 @@ class TestMethod:
     def test_conditions_terms_and_intervals(self):
         names = documented("docs/method.md")
         assert set(CONDITIONS) | set(TERMS) | set(INTERVAL_METHODS) <= names
-        assert f"| `{DEFAULT_METHOD}` (default) |" in read("docs/method.md")
+        for method in set(DEFAULT_METHODS.values()):
+            assert f"| `{method}` (default for " in read("docs/method.md")
         assert {RESIDUAL, LOG_ATTENTION} <= set(re.findall(r"`(\w+)`", read("docs/method.md")))
 
     def test_options_that_change_what_is_estimated(self):

@@ -1,0 +1,1 @@
+"""Array kernels: numpy, scipy and statsmodels; no labels, no torch."""

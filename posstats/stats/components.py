@@ -197,12 +197,13 @@ def _statistics(
 ) -> Statistics:
     n_documents, heads = field.rest.shape[:2]
     gram = np.zeros((heads, len(recipe), n_documents, n_documents))
+    none = np.empty((heads, 0, n_documents, len(queries)))
     for k, component in enumerate(recipe):
         if component.factors is not None:
             gram[:, k] = _gram(*component.factors) / scale
     return Statistics(
         gram=gram,
-        partners=np.stack([np.moveaxis(partner, 1, 0) for partner in partners], axis=1) / scale,
+        partners=np.stack([np.moveaxis(partner, 1, 0) for partner in partners], axis=1) / scale if partners else none,
         partner_of=tuple(component.partner for component in recipe),
         slope=np.array([component.slope for component in recipe]),
         square=np.array([component.square for component in recipe]) / len(queries),
@@ -210,6 +211,12 @@ def _statistics(
         centre=centre,
         field=field,
     )
+
+
+def leakage_statistics(field: LayerField, queries: NDArray[np.int64], offsets: NDArray[np.int64]) -> Statistics:
+    """Sufficient statistics of leakage alone, which the reference plays no part in: see :func:`share_statistics`."""
+    y = _parts(field, queries, queries, offsets)[-1]
+    return _statistics(field, queries, queries, [_Component((y, y))], [], scale=len(queries))
 
 
 def share_statistics(field: LayerField, queries: NDArray[np.int64], offsets: NDArray[np.int64]) -> Statistics:

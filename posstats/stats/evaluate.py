@@ -67,7 +67,8 @@ def evaluate(stats: Sequence[Statistics], weights: Array, *, left_out: bool = Fa
     values = [np.empty((len(c), *shape)) for shape in shapes]
     without = [np.empty((len(c), c.shape[1] if left_out else 0, *shape)) for shape in shapes]
     for head in range(shapes[0][0]):
-        shared = _WeightedReference(stats[0].field, head, c)
+        # Leakage alone needs no reference.
+        shared = _WeightedReference(stats[0].field, head, c) if any(one.slope.any() for one in stats) else None
         for one, value, left in zip(stats, values, without, strict=True):
             _evaluate_head(one, head, c, shared, value[:, head], left[:, :, head])
     return [Components(value, left) for value, left in zip(values, without, strict=True)]
@@ -103,7 +104,7 @@ def pair_products(stats: Statistics) -> Array:
 
 
 def _evaluate_head(
-    stats: Statistics, head: int, c: Array, shared: "_WeightedReference", value: Array, left: Array
+    stats: Statistics, head: int, c: Array, shared: "_WeightedReference | None", value: Array, left: Array
 ) -> None:
     """Fill `value` (replicate, component) and, unless empty, `left` (replicate, document, component) of one head."""
     n = stats.field.sequences
@@ -115,7 +116,7 @@ def _evaluate_head(
     fewer = np.where(fewer > 0, fewer, pairs)
     # A document pairs with the sequences of all others.
     partners = c * (total - counts)
-    logs = [centred(log_z, stats.queries, stats.centre, axis=1) for log_z in shared.logs]
+    logs = [centred(log_z, stats.queries, stats.centre, axis=1) for log_z in shared.logs] if shared else []
     paired = [[log_z @ partner.T for log_z in logs] for partner in stats.partners[head]]
     everywhere = len(stats.field.visible_keys)
     for k, (partner, slope, square) in enumerate(zip(stats.partner_of, stats.slope, stats.square, strict=True)):
@@ -124,7 +125,7 @@ def _evaluate_head(
             product = c @ stats.gram[head, k]
             numerator = np.einsum("rg,rg->r", product, c)[:, None]
         without = numerator - 2 * product if left.size else product
-        if partner is not None:
+        if shared and partner is not None:
             f_partner = slope[0] * paired[partner][0] + slope[1] * paired[partner][1]
             f_v = np.einsum("rg,rg->r", f_partner, partners)[:, None]
             numerator = numerator + f_v
@@ -133,7 +134,7 @@ def _evaluate_head(
                 without = without + f_v - n * (f_sums - c * f_partner) - (total - counts) * f_partner
                 direction = over_all(partners @ stats.partners[head, partner], stats.queries, stats.centre, everywhere)
                 without = without + shared.change(slope, direction) * (fewer / pairs)
-        if square:
+        if shared and square:
             f = slope[0] * logs[0] + slope[1] * logs[1]
             quadratic = square * np.einsum("rq,rq->r", f, f)[:, None]
             if left.size:
