@@ -111,6 +111,14 @@ def dump(
     batch_size: Annotated[int | None, typer.Option(help="Sequences per forward pass; else what memory allows.")] = None,
     models: Annotated[str, typer.Option(help="Folder of converted models.")] = "data/models",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a dump that has other settings.")] = False,
+    shard: Annotated[
+        str | None,
+        typer.Option(
+            metavar="K/N",
+            help="Record the K-th of N shares only. Processes that share a file system may work at once; the last one "
+            "joins the dump.",
+        ),
+    ] = None,
     quiet: Quiet = False,
 ) -> None:
     """Record a model's attention into one labelled HDF5 file.
@@ -129,8 +137,16 @@ def dump(
             RecordConfig(tuple(condition or (BASELINE,)), tuple(offset or DEFAULT_OFFSETS), seed),
             RunConfig(models=models, device=device, batch_size=batch_size),
             overwrite=overwrite,
+            shard=None if shard is None else _shard(shard),
             show=not quiet,
         )
+
+
+def _shard(text: str) -> tuple[int, int]:
+    k, slash, n = text.partition("/")
+    if not (slash and k.isdecimal() and n.isdecimal() and 1 <= int(k) <= int(n)):
+        raise InputError(f"--shard takes K/N with K from 1 to N, such as 1/4, not {text!r}")
+    return int(k), int(n)
 
 
 @app.command()

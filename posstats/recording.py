@@ -16,6 +16,7 @@ def record_dumps(
     run: RunConfig,
     *,
     overwrite: bool = False,
+    shard: tuple[int, int] | None = None,
     show: bool = True,
 ) -> None:
     """Record dumps with one model; those that are there with the same settings are reused.
@@ -28,6 +29,8 @@ def record_dumps(
         Sections of a configuration.
     overwrite : bool
         Whether a dump with other settings is replaced.
+    shard : (int, int), optional
+        (k, n): record the k-th of n shares of each dump.
     show : bool
         Whether to show progress.
 
@@ -58,6 +61,7 @@ def record_dumps(
             batch_size=run.batch_size,
             seed=record.seed,
             overwrite=overwrite,
+            shard=shard,
             progress=show,
         )
 

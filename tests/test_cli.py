@@ -133,7 +133,7 @@ class TestHelp:
             "condition",
             "offset",
         }
-        assert names == keys | {"seed", "device", "batch_size", "models", "path", "overwrite", "quiet"}
+        assert names == keys | {"seed", "device", "batch_size", "models", "path", "overwrite", "shard", "quiet"}
 
     def test_version(self, run):
         assert run("--version") == (0, f"posstats {ps.__version__}\n", "")
@@ -210,6 +210,14 @@ class TestDump:
             assert dataset.condition.values.tolist() == ["baseline"]
             assert dataset.attrs["bos"] == "none"
 
+    def test_shards_join_to_the_same_bytes(self, run, folder, tmp_path):
+        batches = ["--batch-size", 2]
+        assert self.dump(run, folder, tmp_path / "whole.h5", *batches)[0] == 0
+        for k in (1, 2):
+            assert not (tmp_path / "shared.h5").exists()
+            assert self.dump(run, folder, tmp_path / "shared.h5", *batches, "--shard", f"{k}/2")[0] == 0
+        assert (tmp_path / "shared.h5").read_bytes() == (tmp_path / "whole.h5").read_bytes()
+
     def test_a_bos_token_can_be_named_by_its_id(self, run, folder, tmp_path):
         for name, given in (("a", "2"), ("b", "<eos>")):
             assert self.dump(run, folder, tmp_path / f"{name}.h5", "--bos-token", given)[0] == 0
@@ -232,6 +240,7 @@ class TestDump:
             (["--seed", -1], "seed must be 0 or more"),
             (["--batch-size", 0], "batch_size must be at least 1"),
             (["--device", "tpu9"], "tpu9"),
+            (["--shard", "3/2"], "--shard takes K/N with K from 1 to N"),
         ],
     )
     def test_mistakes(self, run, folder, tmp_path, more, message):

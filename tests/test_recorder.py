@@ -46,7 +46,7 @@ class TestRecorder:
             _ = Recorder(llama, length=8, offsets=(0,)).learned_sink
 
     def test_path_is_logged(self, llama, caplog):
-        with caplog.at_level(logging.INFO, "posstats"), Recorder(llama, length=8, offsets=(0,)) as recorder:
+        with caplog.at_level(logging.DEBUG, "posstats"), Recorder(llama, length=8, offsets=(0,)) as recorder:
             recorder.record(embed(llama, ids(8)), torch.arange(8)[None])
             recorder.record(embed(llama, ids(8)), torch.arange(8)[None])
         assert [r.getMessage() for r in caplog.records] == [f"layer {i}: fused" for i in range(3)]

@@ -221,7 +221,7 @@ class Recorder:
         statistics, path = self._compute(inputs)
         if self._paths.get(layer) != path:
             self._paths[layer] = path
-            logger.info("layer %d: %s", layer, path)
+            logger.debug("layer %d: %s", layer, path)
         current.keep(statistics)
         return statistics.output
 

@@ -327,6 +327,7 @@ class _Work:
         return None
 
     def _keep_frame(self, recorder: Recorder) -> None:
+        logger.info("attention path: %s", recorder.path)
         facts = {
             "token_id": self._plan.token_id,
             "visible_keys": recorder.visible_keys,
