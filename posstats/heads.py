@@ -261,13 +261,14 @@ def _shares(
     for layer, field in layer_fields(terms):
         stats = share_statistics(field, queries, field.offsets)
         n_documents = len(field.sequences)
-        at_ones = evaluate([stats], np.ones((1, n_documents)), left_out=True)[0]
+        # All documents, then all but one.
+        whole = evaluate([stats], np.concatenate([np.ones((1, n_documents)), 1 - np.eye(n_documents)]))[0].value
         pairs = document_pairs(n_documents)
         without_pairs = evaluate([stats], pair_weights(n_documents, pairs))[0].value
         p = sign_flip_test(stats.gram[:, 0], signs)
         yield (
-            pd.DataFrame({"layer": layer, "leakage": at_ones.value[0, :, 0], "leakage_p": p}),
-            _Estimates(share(at_ones.value[0]), share(at_ones.left_out[0]), pairs, share(without_pairs)),
+            pd.DataFrame({"layer": layer, "leakage": whole[0, :, 0], "leakage_p": p}),
+            _Estimates(share(whole[0]), share(whole[1:]), pairs, share(without_pairs)),
         )
 
 

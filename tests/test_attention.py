@@ -9,7 +9,8 @@ from transformers.masking_utils import (
     sliding_window_causal_mask_function,
 )
 
-from posstats.dumping import fused
+from posstats.dumping import fused, masks
+from posstats.dumping import statistics as blocked
 from posstats.dumping.fused import fused_statistics, lag_sums, obstacle, window_of
 from posstats.dumping.masks import compact_mask, first_visible, visible_start
 from posstats.dumping.statistics import AttentionInputs, blocked_statistics, output_fraction, sum_diagonals
@@ -63,7 +64,7 @@ def explicit(x):
 @pytest.mark.parametrize("softcap", [None, 3.0])
 @pytest.mark.parametrize("window", [None, 7])
 def test_blocked_path_equals_the_whole_matrix(window, softcap, monkeypatch):
-    monkeypatch.setattr("posstats.dumping.statistics._BLOCK_BYTES", 40_000)  # several blocks of unequal size
+    monkeypatch.setattr(blocked, "_BLOCK_BYTES", 40_000)  # several blocks of unequal size
     x = inputs(50, window=window, learned=torch.linspace(-1, 2, 6).double())
     x = changed(AttentionInputs(x.query, x.key, x.value, x.first, x.scaling, softcap, x.learned_sink), torch.float64)
     logits, visible = explicit(x)
@@ -207,7 +208,7 @@ def test_sum_diagonals():
 
 class TestMasks:
     def test_compact_form_equals_the_dense_one(self, monkeypatch):
-        monkeypatch.setattr("posstats.dumping.masks._BLOCK_CELLS", 200)
+        monkeypatch.setattr(masks, "_BLOCK_CELLS", 200)
         left = torch.zeros(2, dtype=torch.long)
         for rule, expected in (
             (sliding_window_causal_mask_function(4), [0, 0, 0, 0, 1, 2, 3, 4, 5]),

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from posstats import store
-from posstats.dumping import run
+from posstats.dumping import memory, run
 from posstats.dumping.attention import Recorder
 from posstats.dumping.conditions import apply, parse_condition
 from posstats.dumping.inputs import Sequences, random_sequences
@@ -492,7 +492,7 @@ class TestMemory:
     def test_suggested_batch(self, model, monkeypatch):
         assert available_memory(torch.device("cpu")) > 2**20
         assert suggested_batch(model, 192, 10**6) in (1, 2, 4, 8, 16)
-        monkeypatch.setattr("posstats.dumping.memory.available_memory", lambda _: 10**9)
+        monkeypatch.setattr(memory, "available_memory", lambda _: 10**9)
         assert suggested_batch(model, 192, 10**6) == 16
         assert suggested_batch(model, 192, 10**7) == 8
         assert suggested_batch(model, 10**6, 10**9) == 1
