@@ -13,7 +13,7 @@ import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 import posstats
-from posstats.dumping.attention import rotated_layers
+from posstats.dumping.adapters import Adapter, merge_adapter, read_adapter
 from posstats.dumping.checkpoints import DEFAULT_MODEL, converted_gguf, default_gguf, recorded_digest, weights_digest
 from posstats.dumping.precision import compute_in_float64
 from posstats.dumping.structure import (
@@ -24,6 +24,7 @@ from posstats.dumping.structure import (
     narrow_window,
     text_config,
 )
+from posstats.dumping.watch import watch_layers
 from posstats.errors import InputError, ModelError
 
 __all__ = ["embed", "load_model", "max_length", "model_facts"]
@@ -31,6 +32,7 @@ __all__ = ["embed", "load_model", "max_length", "model_facts"]
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 TRAINED = "trained"
 VARIANT = "inference-time variant"
+ADAPTED = "adapted"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,8 @@ class Provenance:
         What makes it an inference-time variant; empty for a model as trained.
     stretch : float
         Factor by which the changes lengthen the context the model allows.
+    adapter : Adapter or None
+        What the model was trained further with, under those changes; it is then no inference-time variant.
     """
 
     name: str
@@ -56,6 +60,7 @@ class Provenance:
     digest: str | None
     changes: tuple[str, ...]
     stretch: float = 1.0
+    adapter: Adapter | None = None
 
 
 def load_model(
@@ -68,11 +73,13 @@ def load_model(
     rope_parameters: Mapping[str, Any] | None = None,
     ntk_factor: float | None = None,
     sliding_window: int | None = None,
+    adapter: str | Path | None = None,
 ) -> tuple[Any, Any]:
     """Load a rotary decoder and its tokenizer.
 
-    No remote code is executed and no pickle is read. The arguments after ``models_dir`` change the model at inference
-    time; such a model is labelled "inference-time variant" wherever it appears.
+    No remote code is executed and no pickle is read. ``rope_parameters``, ``ntk_factor`` and ``sliding_window`` change
+    the model at inference time; such a model is labelled "inference-time variant" wherever it appears. A model with an
+    ``adapter`` was trained on under the architecture that the adapter names; it is labelled "adapted".
 
     Parameters
     ----------
@@ -93,6 +100,9 @@ def load_model(
         NTK-aware scaling: theta becomes theta * factor ** (d / (d - 2)), d the number of rotated channels of a head.
     sliding_window : int, optional
         Every query of every layer sees at most this many keys, itself included.
+    adapter : str or Path, optional
+        Folder of a low-rank adapter of this model (``python -m analyses.train`` makes them), merged into the weights.
+        Its own architecture is applied; the three arguments before cannot be given with it.
 
     Returns
     -------
@@ -106,10 +116,19 @@ def load_model(
     InputError
         For an option that does not exist.
     ModelError
-        If the model cannot be loaded or is not a rotary decoder that can be recorded exactly.
+        If the model cannot be loaded or is not a rotary decoder that can be recorded exactly, or if the adapter was
+        trained on other weights.
     """
     if dtype not in DTYPES:
         raise InputError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
+    trained = None if adapter is None else read_adapter(adapter)
+    if trained is not None:
+        if not (rope_parameters is None and ntk_factor is None and sliding_window is None):
+            raise InputError(
+                "an adapter brings the architecture it was trained under; leave out rope_parameters, ntk_factor and "
+                "sliding_window"
+            )
+        ntk_factor, sliding_window = trained.ntk_factor, trained.sliding_window
     if not sys.stderr.isatty():
         transformers.utils.logging.disable_progress_bar()
     source, where = _locate(str(name), revision, Path(models_dir))
@@ -133,9 +152,11 @@ def load_model(
     if sliding_window is not None:
         narrow_window(model, sliding_window)
         changes = (*changes, f"sliding_window={sliding_window}")
-    digest = recorded_digest(Path(source)) if dtype == "float32" else None
+    digest = recorded_digest(Path(source)) if dtype == "float32" and trained is None else None
+    if trained is not None:
+        model = merge_adapter(model, trained)
     commit = getattr(config, "_commit_hash", None) or ""
-    model.posstats_provenance = Provenance(str(name), commit, digest, changes, stretch)
+    model.posstats_provenance = Provenance(str(name), commit, digest, changes, stretch, trained)
     return model, tokenizer
 
 
@@ -283,26 +304,35 @@ def model_facts(model: Any, tokenizer: Any = None, *, length: int | None = None)
     text = text_config(model)
     provenance = _provenance(model)
     window = attention_window(model)
+    watched = watch_layers(model)
     facts: dict[str, Any] = {
         "model": provenance.name,
         "model_revision": provenance.revision,
         "weights_sha256": provenance.digest or weights_digest(dict(model.state_dict())),
         "architecture": type(model).__name__,
-        "model_kind": VARIANT if provenance.changes else TRAINED,
+        "model_kind": ADAPTED if provenance.adapter else VARIANT if provenance.changes else TRAINED,
         "model_variant": ", ".join(provenance.changes),
         "dtype": str(model.dtype).removeprefix("torch."),
         "n_layers": text.num_hidden_layers,
         "n_heads": text.num_attention_heads,
         "n_key_value_heads": getattr(text, "num_key_value_heads", None) or text.num_attention_heads,
         "head_dim": getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads,
+        "value_dim": int(watched.channels.max()),
         "rope_parameters": json.dumps(text.rope_parameters, sort_keys=True, default=str),
-        "rope_layers": rotated_layers(model).astype(np.int8),
+        "rope_layers": watched.rotary.astype(np.int8),
         "inference_time_window": 0 if window is None else window,
         "max_length": max_length(model) or 0,
         "posstats_version": posstats.__version__,
         "torch_version": torch.__version__,
         "transformers_version": transformers.__version__,
     }
+    if provenance.adapter is not None:
+        facts |= {
+            "adapter_architecture": provenance.adapter.architecture,
+            "adapter_seed": provenance.adapter.seed,
+            "adapter_steps": provenance.adapter.steps,
+            "adapter_sha256": provenance.adapter.adapter_sha256,
+        }
     if getattr(text, "layer_types", None):
         facts["layer_types"] = json.dumps(text.layer_types)
     for layer_type, frequencies in inverse_frequencies(model, length).items():
