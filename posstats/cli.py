@@ -72,6 +72,15 @@ def dump(
     ] = "smollm2-135m",
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub id.")] = None,
     dtype: Annotated[str, typer.Option(help="float32, float64, bfloat16 or float16.")] = "float32",
+    ntk_factor: Annotated[
+        float | None, typer.Option(help="Inference-time variant: NTK-aware scaling of plain RoPE by this factor.")
+    ] = None,
+    sliding_window: Annotated[
+        int | None, typer.Option(help="Inference-time variant: every query sees at most this many keys.")
+    ] = None,
+    adapter: Annotated[
+        str | None, typer.Option(help="Folder of a low-rank adapter; it brings its own architecture.")
+    ] = None,
     source: Annotated[
         str, typer.Option(help="random: independent tokens. text: random crops of text, see --text.")
     ] = "random",
@@ -132,7 +141,7 @@ def dump(
     with _reporting(quiet):
         record_dumps(
             {path: DumpConfig(source, text)},
-            ModelConfig(model, revision, dtype),
+            ModelConfig(model, revision, dtype, ntk_factor, sliding_window, adapter),
             SequencesConfig(n, length, bos, token, seed),
             RecordConfig(tuple(condition or (BASELINE,)), tuple(offset or DEFAULT_OFFSETS), seed),
             RunConfig(models=models, device=device, batch_size=batch_size),

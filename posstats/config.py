@@ -33,11 +33,18 @@ class ModelConfig:
         Branch, tag or commit of a hub id.
     dtype : str
         Number format of weights and activations: float32, float64, bfloat16 or float16.
+    ntk_factor, sliding_window : float and int, optional
+        Inference-time variant: NTK-aware scaling of plain RoPE by this factor, a window of so many keys in every layer.
+    adapter : str, optional
+        Folder of a low-rank adapter, which brings the architecture that the model was trained on under.
     """
 
     name: str = "smollm2-135m"
     revision: str | None = None
     dtype: str = "float32"
+    ntk_factor: float | None = None
+    sliding_window: int | None = None
+    adapter: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,8 +237,13 @@ class AnalysisConfig:
 
     @property
     def slug(self) -> str:
-        """The model's name as part of a file name."""
-        return re.sub(r"[^A-Za-z0-9._]+", "-", self.model.name).strip("-.").lower()
+        """The model's name, with what was changed in it, as part of a file name."""
+        model = self.model
+        parts = [model.name]
+        parts += [] if model.ntk_factor is None else [f"ntk-{model.ntk_factor:g}"]
+        parts += [] if model.sliding_window is None else [f"window-{model.sliding_window}"]
+        parts += [] if model.adapter is None else [f"adapted-{Path(model.adapter).name}"]
+        return re.sub(r"[^A-Za-z0-9._]+", "-", "-".join(parts)).strip("-.").lower()
 
 
 #: Section -> its class; `dumps` holds one table per dump.

@@ -48,7 +48,14 @@ def record_dumps(
             "that are there already by naming them"
         ) from error
     loaded, tokenizer = load_model(
-        model.name, dtype=model.dtype, device=run.device, revision=model.revision, models_dir=run.models
+        model.name,
+        dtype=model.dtype,
+        device=run.device,
+        revision=model.revision,
+        models_dir=run.models,
+        ntk_factor=model.ntk_factor,
+        sliding_window=model.sliding_window,
+        adapter=model.adapter,
     )
     for path, entry in dumps.items():
         dump(
