@@ -38,7 +38,10 @@ CONDITIONS = {
     "bos=gaussian": "the embedding at position 0 is replaced by a seeded Gaussian vector with the mean and scale of "
     "the embedding matrix",
     "bos=none": "an ordinary token, different from sequence to sequence, stands at position 0 in BOS's place",
+    "bos=tokens:K": "K ordinary tokens take BOS's place at position 0, dealt in turn to the documents",
     "bos@P": "the BOS token is placed at position P > 0 and an ordinary token at position 0",
+    "trajectory=token:ID@L": "from the input of block L on, the residual stream at position 0 is replaced by that of "
+    "token ID run alone",
     "shift=K": "K is added to every position id (negative control)",
     "repeat": "the sequence's own first ordinary token stands at every position, position 0 included",
 }
@@ -57,7 +60,7 @@ class Variable:
     long_name : str
         One line for plots and for xarray's HTML view.
     optional : bool
-        Whether a dump may lack it.
+        Whether a dump may lack it: one made without probes, by an earlier version, or by simulation.
     """
 
     dims: tuple[str, ...]
@@ -91,13 +94,40 @@ VARIABLES = {
     "visible_keys": Variable(
         ("layer", "query"), "1", "number of keys the model's own mask shows to the query: the keys i-n+1 .. i"
     ),
+    "layer_window": Variable(
+        ("layer",), "tokens", "most keys that the layer's mask shows to a query; 0 where it shows all", optional=True
+    ),
+    "layer_rotary": Variable(("layer",), "1", "whether the layer applies rotary embeddings: 1 or 0", optional=True),
     "sink_output_fraction": Variable(
         _BLOCK, "1", "share of the head's output norm that comes from position 0, mean over queries i >= 16"
+    ),
+    "sink_value_norm": Variable(_BLOCK, "value units", "norm of the value at position 0", optional=True),
+    "value_norm": Variable(_BLOCK, "value units", "norm of the value, mean over keys j >= 1", optional=True),
+    "head_output": Variable(
+        (*_BLOCK, "channel"),
+        "value units",
+        "attention-weighted value that the head passes on, before the output projection, mean over queries i >= 16",
+        optional=True,
+    ),
+    "anchor_attention": Variable(
+        _BLOCK,
+        "1",
+        "attention on the BOS at position P, mean over queries i >= P + 16; NaN unless bos@P",
+        optional=True,
+    ),
+    "anchor_sink_attention": Variable(
+        _BLOCK, "1", "attention on position 0, mean over queries i >= P + 16; NaN unless bos@P", optional=True
     ),
     "trajectory": Variable(
         ("condition", "sequence", "depth", "hidden"),
         "residual-stream units",
         "residual stream at position 0 after each block; depth 0 is the embedding",
+    ),
+    "trajectory_departure": Variable(
+        ("condition", "sequence", "depth"),
+        "1",
+        "distance of the trajectory from that of the same input run alone, relative to the norm of the latter",
+        optional=True,
     ),
     "residual_norm": Variable(
         ("condition", "sequence", "depth", "query"), "residual-stream units", "Euclidean norm of the residual stream"

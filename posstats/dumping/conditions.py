@@ -1,8 +1,8 @@
-"""Interventions on the input, made before the forward pass (docs/method.md, section 6).
+"""Interventions on the input, and one on the trajectory of position 0 (docs/method.md, section 6).
 
 Every condition keeps the sequences paired with the baseline: the same sequences in the same order, changed only where
-the condition says so. Whatever is drawn is drawn per sequence from the seed, so neither the batch size nor the other
-conditions of a dump matter. Replaced embeddings are in the units of the embedding module's own output.
+the condition says so. Whatever is drawn is drawn per sequence or document from the seed, so neither the batch size nor
+the other conditions of a dump matter. Replaced embeddings are in the units of the embedding module's own output.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import torch
 
 from posstats.dumping.inputs import Sequences
 from posstats.dumping.models import embed
+from posstats.dumping.record import Substitute
+from posstats.dumping.structure import text_config
 from posstats.errors import InputError
 from posstats.vocabulary import CONDITIONS
 
@@ -25,7 +27,9 @@ NO_TOKEN = -1
 
 _BOS_VECTORS = ("zero", "mean", "gaussian")
 #: Spawn keys that keep the draws of the conditions apart under one seed.
-_ORDINARY, _GAUSSIAN = 0, 1
+_ORDINARY, _GAUSSIAN, _DEALT = 0, 1, 2
+#: Conditions spelled with one number: kind, what precedes the number, the smallest one.
+_NUMBERED = (("token", "bos=token:", 0), ("tokens", "bos=tokens:", 2), ("at", "bos@", 1), ("shift", "shift=", 1))
 #: Tokens embedded at a time when the moments of the embedding are summed: bounds the memory.
 _EMBEDDED_AT_ONCE = 4096
 
@@ -39,15 +43,19 @@ class Condition:
     name : str
         Its spelling, and its label along the ``condition`` dimension.
     kind : str
-        What is done: ``baseline``, ``zero``, ``mean``, ``gaussian``, ``token``, ``none``, ``at``, ``shift`` or
-        ``repeat``.
+        What is done: ``baseline``, ``zero``, ``mean``, ``gaussian``, ``token``, ``tokens``, ``none``, ``at``,
+        ``trajectory``, ``shift`` or ``repeat``.
     value : int
-        The token id of ``token``, the position of ``at``, the shift of ``shift``; 0 elsewhere.
+        The token id of ``token`` and ``trajectory``, the number of ``tokens``, the position of ``at``, the shift of
+        ``shift``; 0 elsewhere.
+    depth : int
+        The block of ``trajectory``; 0 elsewhere.
     """
 
     name: str
     kind: str
     value: int = 0
+    depth: int = 0
 
 
 def parse_condition(text: str) -> Condition:
@@ -71,7 +79,7 @@ def parse_condition(text: str) -> Condition:
     Examples
     --------
     >>> parse_condition("bos=token:5")
-    Condition(name='bos=token:5', kind='token', value=5)
+    Condition(name='bos=token:5', kind='token', value=5, depth=0)
     >>> parse_condition("shift=064").name
     'shift=64'
     """
@@ -80,13 +88,17 @@ def parse_condition(text: str) -> Condition:
         return Condition(spelling, spelling)
     if spelling in ("bos=none", *(f"bos={vector}" for vector in _BOS_VECTORS)):
         return Condition(spelling, spelling.removeprefix("bos="))
-    for kind, prefix, lowest in (("token", "bos=token:", 0), ("at", "bos@", 1), ("shift", "shift=", 1)):
+    for kind, prefix, lowest in _NUMBERED:
         match = re.fullmatch(re.escape(prefix) + r"(\d+)", spelling, flags=re.ASCII)
         if match and int(match[1]) >= lowest:
             return Condition(f"{prefix}{int(match[1])}", kind, int(match[1]))
+    match = re.fullmatch(r"trajectory=token:(\d+)@(\d+)", spelling, flags=re.ASCII)
+    if match:
+        token, depth = int(match[1]), int(match[2])
+        return Condition(f"trajectory=token:{token}@{depth}", "trajectory", token, depth)
     raise InputError(
         f"there is no condition {text!r}; the conditions are {', '.join(CONDITIONS)}, with whole numbers in place of "
-        "ID (0 or more), P and K (1 or more)"
+        "ID and L (0 or more), P and K (1 or more, 2 or more in bos=tokens:K)"
     )
 
 
@@ -143,7 +155,7 @@ def fed_tokens(condition: Condition, sequences: Sequences, *, seed: int = 0) -> 
         If the condition cannot be applied to these sequences.
     """
     ids = sequences.ids.copy()
-    if condition.kind in ("baseline", "shift"):
+    if condition.kind in ("baseline", "shift", "trajectory"):
         return ids
     if condition.kind == "repeat":
         ids[:] = ids[:, [0 if sequences.bos_id is None else 1]]
@@ -154,19 +166,71 @@ def fed_tokens(condition: Condition, sequences: Sequences, *, seed: int = 0) -> 
         ids[:, 0] = NO_TOKEN
     elif condition.kind == "token":
         ids[:, 0] = condition.value
+    elif condition.kind == "tokens":
+        ids[:, 0] = _dealt(condition, sequences, seed)
     else:
         if condition.kind == "at":
             if condition.value >= sequences.length:
                 raise InputError(f"{condition.name}: the position must be below the length of {sequences.length}")
             ids[:, condition.value] = sequences.bos_id
-        if len(sequences.ordinary) < sequences.count:
-            raise InputError(
-                f"{condition.name} needs a different ordinary token for each of the {sequences.count} sequences, and "
-                f"the sequences name {len(sequences.ordinary)} (their attribute `ordinary`)"
-            )
-        rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(_ORDINARY,)))
-        ids[:, 0] = rng.permutation(sequences.ordinary)[: sequences.count]
+        needs = f"a different ordinary token for each of the {sequences.count} sequences"
+        ids[:, 0] = _ordinary(condition, sequences, sequences.count, needs, (seed, _ORDINARY))
     return ids
+
+
+def _ordinary(
+    condition: Condition, sequences: Sequences, count: int, needs: str, stream: tuple[int, int]
+) -> np.ndarray:
+    """Different ordinary tokens, drawn from a seed and a spawn key; of more, these are the first."""
+    if len(sequences.ordinary) < count:
+        raise InputError(
+            f"{condition.name} needs {needs}, and the sequences name {len(sequences.ordinary)} (their attribute "
+            "`ordinary`)"
+        )
+    seed, key = stream
+    rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(key,)))
+    return rng.permutation(sequences.ordinary)[:count]
+
+
+def _dealt(condition: Condition, sequences: Sequences, seed: int) -> np.ndarray:
+    """One of K ordinary tokens per sequence, dealt in turn to the documents in the order in which they appear."""
+    count = condition.value
+    if 2 * count > sequences.documents:
+        raise InputError(
+            f"{condition.name}: every token must come back in another document, so K can be at most "
+            f"{sequences.documents // 2} with {sequences.documents} documents"
+        )
+    tokens = _ordinary(condition, sequences, count, f"{count} ordinary tokens", (seed, _DEALT))
+    _, first, code = np.unique(sequences.document, return_index=True, return_inverse=True)
+    number = np.argsort(np.argsort(first))[code]
+    return tokens[number % count]
+
+
+def check_condition(condition: Condition, token_id: np.ndarray, model: Any) -> None:
+    """Check that a model can be fed a condition.
+
+    Parameters
+    ----------
+    condition : Condition
+        The condition.
+    token_id : ndarray of int64
+        What it feeds, as of :func:`fed_tokens`.
+    model : transformers.PreTrainedModel
+        The model.
+
+    Raises
+    ------
+    InputError
+        If a token id is not in its vocabulary, or it has no such block.
+    """
+    vocabulary, blocks = _vocabulary(model), text_config(model).num_hidden_layers
+    largest = max(int(token_id.max()), condition.value if condition.kind == "trajectory" else 0)
+    if largest >= vocabulary:
+        raise InputError(
+            f"{condition.name}: token id {largest} is not in the model's vocabulary of {vocabulary} tokens"
+        )
+    if condition.depth >= blocks:
+        raise InputError(f"{condition.name}: the depth must be 0 .. {blocks - 1}, as the model has {blocks} blocks")
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,11 +245,17 @@ class Feed:
         What stands at position 0 in place of an embedding, in the units of the embedding module's output.
     shift : int
         Added to every position id.
+    anchor : int or None
+        Position P of the BOS token under ``bos@P``.
+    substitute : Substitute or None
+        What takes the place of the trajectory of position 0.
     """
 
     token_id: np.ndarray
-    replacement: torch.Tensor | None
-    shift: int
+    replacement: torch.Tensor | None = None
+    shift: int = 0
+    anchor: int | None = None
+    substitute: Substitute | None = None
 
     def batch(self, model: Any, rows: slice) -> tuple[torch.Tensor, torch.Tensor]:
         """Model input of some sequences.
@@ -225,7 +295,7 @@ def apply(condition: Condition, sequences: Sequences, model: Any, *, seed: int =
     model : transformers.PreTrainedModel
         The model whose embedding is used.
     seed : int
-        Seed of the draws of ``bos=gaussian``, ``bos=none`` and ``bos@P``.
+        Seed of the draws of ``bos=gaussian``, ``bos=none``, ``bos=tokens:K`` and ``bos@P``.
 
     Returns
     -------
@@ -235,7 +305,7 @@ def apply(condition: Condition, sequences: Sequences, model: Any, *, seed: int =
     Raises
     ------
     InputError
-        If the condition cannot be applied, or a token id is not in the model's vocabulary.
+        If the condition cannot be applied, a token id is not in the model's vocabulary, or it has no such block.
 
     Notes
     -----
@@ -243,11 +313,12 @@ def apply(condition: Condition, sequences: Sequences, model: Any, *, seed: int =
     embeddings of the vocabulary have along each hidden dimension; ``bos=mean`` is that mean.
     """
     token_id = fed_tokens(condition, sequences, seed=seed)
-    vocabulary = _vocabulary(model)
-    if token_id.max() >= vocabulary:
-        raise InputError(
-            f"{condition.name}: token id {token_id.max()} is not in the model's vocabulary of {vocabulary} tokens"
-        )
+    check_condition(condition, token_id, model)
+    if condition.kind == "trajectory":
+        embedding = embed(model, torch.tensor([[condition.value]]))[0, 0]
+        return Feed(token_id, substitute=Substitute(embedding, condition.depth))
+    if condition.kind == "at":
+        return Feed(token_id, anchor=condition.value)
     replacement = None
     if condition.kind in _BOS_VECTORS:
         mean, deviation = _embedding_moments(model)
@@ -260,7 +331,7 @@ def apply(condition: Condition, sequences: Sequences, model: Any, *, seed: int =
             normal = np.stack([np.random.default_rng(child).standard_normal(len(mean)) for child in children])
             vectors = mean + deviation * normal
         replacement = torch.from_numpy(vectors)
-    return Feed(token_id, replacement, condition.value if condition.kind == "shift" else 0)
+    return Feed(token_id, replacement, shift=condition.value if condition.kind == "shift" else 0)
 
 
 def _vocabulary(model: Any) -> int:

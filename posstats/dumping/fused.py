@@ -19,9 +19,12 @@ from scipy.fft import next_fast_len
 from posstats.dumping.statistics import (
     AttentionInputs,
     AttentionStatistics,
+    anchored_attention,
     blocked_statistics,
+    mean_output,
     output_fraction,
     sum_diagonals,
+    value_norms,
 )
 
 # Temporaries of this size stay in cache and are not asked from the operating system each time.
@@ -91,7 +94,7 @@ def _kernel_obstacle(device: str, dtype: torch.dtype, channels: int, group: int)
     return None
 
 
-def fused_statistics(inputs: AttentionInputs, offsets: Sequence[int]) -> AttentionStatistics:
+def fused_statistics(inputs: AttentionInputs, offsets: Sequence[int], anchor: int | None = None) -> AttentionStatistics:
     """Record a layer with fused attention kernels and Fourier transforms; memory is linear in the number of tokens.
 
     Parameters
@@ -100,6 +103,8 @@ def fused_statistics(inputs: AttentionInputs, offsets: Sequence[int]) -> Attenti
         The layer's queries, keys, values, mask and constants; :func:`obstacle` is None for them.
     offsets : sequence of int
         Distances from query to key at which logits are kept.
+    anchor : int, optional
+        Position of an anchor, the attention on which is recorded.
 
     Returns
     -------
@@ -128,10 +133,12 @@ def fused_statistics(inputs: AttentionInputs, offsets: Sequence[int]) -> Attenti
     rest_weight, sink_weight = (rest - total).exp_(), (sink_logit - total).exp_()
     rest_norm = torch.linalg.vector_norm(output, dim=-1, dtype=dtype).mul_(rest_weight)
     first_value = value[:, :, :1].repeat_interleave(heads // kv_heads, 1)
-    sink_norm = sink_weight * torch.linalg.vector_norm(first_value, dim=-1, dtype=dtype)
+    sink_value_norm, value_norm = value_norms(value, heads)
+    sink_norm = sink_weight * sink_value_norm[..., None]
     output.mul_(rest_weight[..., None]).addcmul_(sink_weight[..., None].to(query.dtype), first_value)
 
     sink_logit[..., window:] = torch.nan
+    anchor_attention, anchor_sink_attention = anchored_attention(inputs, sink_logit, denominator, anchor)
     return AttentionStatistics(
         output=output,
         logit=logit,
@@ -139,6 +146,11 @@ def fused_statistics(inputs: AttentionInputs, offsets: Sequence[int]) -> Attenti
         log_denominator_rest=denominator,
         logit_sum_by_lag=lag_sums(query, key, inputs.scaling, window),
         sink_output_fraction=output_fraction(sink_norm, rest_norm),
+        sink_value_norm=sink_value_norm,
+        value_norm=value_norm,
+        head_output=mean_output(output),
+        anchor_attention=anchor_attention,
+        anchor_sink_attention=anchor_sink_attention,
     )
 
 

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from posstats.dumping.conditions import Condition, fed_tokens, parse_conditions
+from posstats.dumping.conditions import Condition, check_condition, fed_tokens, parse_conditions
 from posstats.dumping.inputs import Sequences
 from posstats.dumping.models import max_length, model_facts
 from posstats.errors import DesignError, InputError
-from posstats.vocabulary import MINIMUM_DOCUMENTS, SCHEMA_VERSION
+from posstats.vocabulary import MINIMUM_DOCUMENTS, SCHEMA_VERSION, VARIABLES
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +101,8 @@ def make_plan(
         if limit and reach > limit:
             raise InputError(f"{condition.name} needs {reach} positions, the model allows {limit}")
     token_id = np.stack([fed_tokens(condition, sequences, seed=seed) for condition in parsed])
-    vocabulary = model.get_input_embeddings().weight.shape[0]
-    if token_id.max() >= vocabulary:
-        raise InputError(f"token id {token_id.max()} is not in the model's vocabulary of {vocabulary} tokens")
+    for condition, ids in zip(parsed, token_id, strict=True):
+        check_condition(condition, ids, model)
 
     facts = model_facts(model, tokenizer, length=length)
     layers, heads = facts["n_layers"], facts["n_heads"]
@@ -117,6 +116,7 @@ def make_plan(
         "lag": length,
         "depth": layers + 1,
         "hidden": model.config.get_text_config().hidden_size,
+        "channel": facts["value_dim"],
     }
     coordinates = {
         "condition": np.array([condition.name for condition in parsed]),
@@ -164,5 +164,6 @@ def _attributes(
     }
     digest = hashlib.sha256(np.ascontiguousarray(token_id, dtype="<i8").tobytes())
     labels = {name: values.tolist() for name, values in coordinates.items()}
-    digest.update(json.dumps([SCHEMA_VERSION, attrs, labels], sort_keys=True).encode())
+    # A dump that lacks a variable of this version is not the dump of this version.
+    digest.update(json.dumps([SCHEMA_VERSION, list(VARIABLES), attrs, labels], sort_keys=True).encode())
     return attrs | {"settings_sha256": digest.hexdigest()}

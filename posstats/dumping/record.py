@@ -1,13 +1,16 @@
 """One forward pass as numpy arrays, and the buffers it is gathered in."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
+from torch.nn.functional import pad
 
 from posstats.dumping.statistics import AttentionStatistics
 from posstats.errors import ModelError, NumericalError
+
+_KEPT = tuple(f.name for f in fields(AttentionStatistics) if f.name not in ("output", "head_output"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +33,20 @@ class ForwardRecord:
         (batch, layer, head): mean over queries i >= 16 of |A[i,0] v[0]| / (|A[i,0] v[0]| + |sum over j >= 1 of
         A[i,j] v[j]|), Euclidean norms of the two parts of the head's output before the output projection.
         Between 0 and 1; NaN where the sequence has no query i >= 16.
+    sink_value_norm, value_norm : np.ndarray
+        (batch, layer, head): ||v[0]||, and the mean over keys j >= 1 of ||v[j]||; NaN where there is none.
+    head_output : np.ndarray
+        (batch, layer, head, channel): the head's output before the output projection, mean over queries i >= 16. NaN
+        where the sequence has no such query, and beyond the channels of a layer with fewer than others.
+    anchor_attention, anchor_sink_attention : np.ndarray
+        (batch, layer, head): mean over queries i >= P + 16 of A[i,P] and of A[i,0]; NaN in a pass without an anchor P,
+        and where there is no such query.
     trajectory : np.ndarray
         (batch, depth, hidden): residual stream at position 0; depth 0 is what enters the first block, depth k what
-        leaves block k, before any final normalisation.
+        leaves block k, before any final normalisation. From the depth of a substitute on it is that of the substitute.
+    trajectory_departure : np.ndarray
+        (batch, depth): ||full - alone|| / ||alone||, `full` the trajectory and `alone` that of the same input, and
+        substitute, in a sequence of length 1.
     residual_norm : np.ndarray
         (batch, depth, query): Euclidean norm of the residual stream.
     residual_sample : np.ndarray or None
@@ -44,16 +58,84 @@ class ForwardRecord:
     log_denominator_rest: np.ndarray
     logit_sum_by_lag: np.ndarray
     sink_output_fraction: np.ndarray
+    sink_value_norm: np.ndarray
+    value_norm: np.ndarray
+    head_output: np.ndarray
+    anchor_attention: np.ndarray
+    anchor_sink_attention: np.ndarray
     trajectory: np.ndarray
+    trajectory_departure: np.ndarray
     residual_norm: np.ndarray
     residual_sample: np.ndarray | None
 
 
-class Pass:
-    """The arrays of one forward pass, filled layer by layer."""
+@dataclass(frozen=True, slots=True)
+class Substitute:
+    """Another input whose trajectory takes the place of that of position 0.
 
-    def __init__(self, inputs_embeds: torch.Tensor, n_layers: int, probes: Sequence[int]) -> None:
+    Attributes
+    ----------
+    embedding : torch.Tensor
+        (hidden,): the other input, in the units of the embedding module's own output.
+    depth : int
+        The block, 0 .. layers-1, from whose input on the residual stream at position 0 is that of the other input run
+        alone.
+    """
+
+    embedding: torch.Tensor
+    depth: int
+
+
+def departure(full: torch.Tensor, alone: torch.Tensor) -> torch.Tensor:
+    """Relative distance of trajectories from those of the same inputs run alone.
+
+    Parameters
+    ----------
+    full, alone : torch.Tensor
+        (..., hidden): residual streams inside a sequence and in a sequence of length 1.
+
+    Returns
+    -------
+    torch.Tensor
+        (...): ``||full - alone|| / ||alone||``; 0 where the two are equal, also if both are zero.
+
+    Examples
+    --------
+    >>> departure(torch.tensor([[3.0, 4.5], [0.0, 0.0]]), torch.tensor([[3.0, 4.0], [0.0, 0.0]])).tolist()
+    [0.10000000149011612, 0.0]
+    """
+    distance = torch.linalg.vector_norm(full - alone, dim=-1)
+    return distance / torch.where(distance > 0, torch.linalg.vector_norm(alone, dim=-1), 1)
+
+
+class Pass:
+    """The arrays of one forward pass, filled layer by layer.
+
+    Parameters
+    ----------
+    inputs_embeds : torch.Tensor
+        (batch, query, hidden): what is fed.
+    n_layers : int
+        Number of blocks.
+    probes : sequence of int
+        Positions at which the whole residual stream is kept.
+    anchor : int, optional
+        Position of an anchor, the attention on which is recorded.
+    substitute : (int, torch.Tensor), optional
+        Depth from which on the residual stream at position 0 is another one, and that one there, (hidden,).
+    """
+
+    def __init__(
+        self,
+        inputs_embeds: torch.Tensor,
+        n_layers: int,
+        probes: Sequence[int] = (),
+        *,
+        anchor: int | None = None,
+        substitute: tuple[int, torch.Tensor] | None = None,
+    ) -> None:
         self.layer, self.n_layers = 0, n_layers
+        self.anchor, self.substitute = anchor, substitute
         self.dtype = torch.promote_types(inputs_embeds.dtype, torch.float32)
         self.batch, self.length, hidden = inputs_embeds.shape
         depths = n_layers + 1
@@ -65,15 +147,17 @@ class Pass:
         self.sample = empty(depths, len(probes), hidden) if probes else None
         self.probes = torch.tensor(probes, device=inputs_embeds.device)
         self.attention: dict[str, torch.Tensor] = {}
+        self.head_output: list[torch.Tensor] = []
 
     def keep(self, statistics: AttentionStatistics) -> None:
         """Store one layer's statistics."""
-        for name in ("logit", "sink_logit", "log_denominator_rest", "logit_sum_by_lag", "sink_output_fraction"):
+        for name in _KEPT:
             value = getattr(statistics, name)
             if self.layer == 0:
                 shape = (self.batch, self.n_layers, *value.shape[1:])
                 self.attention[name] = torch.empty(shape, dtype=self.dtype, device=value.device)
             self.attention[name][:, self.layer] = value
+        self.head_output.append(statistics.head_output.to(self.dtype))
         self.layer += 1
 
     def keep_residual(self, depth: int, stream: torch.Tensor) -> None:
@@ -87,13 +171,33 @@ class Pass:
         if self.sample is not None:
             self.sample[:, depth] = stream[:, self.probes]
 
-    def finish(self) -> ForwardRecord:
-        """Check that everything is finite and hand the arrays over."""
+    def entering(self, depth: int, stream: torch.Tensor) -> torch.Tensor:
+        """The residual stream that is to enter a block: `stream`, or with the substitute at position 0."""
+        if self.substitute is not None and self.substitute[0] == depth:
+            first = self.substitute[1].to(stream).expand(self.batch, 1, -1)
+            stream = torch.cat([first, stream[:, 1:]], 1)
+            self.keep_residual(depth, stream)
+        elif depth == 0:
+            self.keep_residual(0, stream)
+        return stream
+
+    def finish(self, alone: torch.Tensor) -> ForwardRecord:
+        """Check that everything is finite and hand the arrays over.
+
+        Parameters
+        ----------
+        alone : torch.Tensor
+            (batch, depth, hidden): trajectories of the inputs at position 0 run alone.
+        """
         self._check_finite()
         arrays = {name: value.cpu().numpy() for name, value in self.attention.items()}
+        channels = max(layer.shape[-1] for layer in self.head_output)  # few models have layers that differ in it
+        padded = [pad(layer, (0, channels - layer.shape[-1]), value=torch.nan) for layer in self.head_output]
         return ForwardRecord(
             **arrays,
+            head_output=torch.stack(padded, 1).cpu().numpy(),
             trajectory=self.trajectory.cpu().numpy(),
+            trajectory_departure=departure(self.trajectory, alone).cpu().numpy(),
             residual_norm=self.norm.cpu().numpy(),
             residual_sample=None if self.sample is None else self.sample.cpu().numpy(),
         )

@@ -306,8 +306,10 @@ class _Work:
 
     def _record(self, recorder: Recorder, span: Span, todo: deque[Span]) -> ForwardRecord | None:
         """One forward pass; None, and the span back in front of the others, where memory ran out."""
+        feed = self._feeds[span.condition]
         try:
-            return recorder.record(*self._feeds[span.condition].batch(self._model, slice(span.start, span.stop)))
+            batch = feed.batch(self._model, slice(span.start, span.stop))
+            return recorder.record(*batch, anchor=feed.anchor, substitute=feed.substitute)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -328,9 +330,13 @@ class _Work:
 
     def _keep_frame(self, recorder: Recorder) -> None:
         logger.info("attention path: %s", recorder.path)
+        visible = recorder.visible_keys
+        everything = visible[:, -1] == visible.shape[1]
         facts = {
             "token_id": self._plan.token_id,
-            "visible_keys": recorder.visible_keys,
+            "visible_keys": visible,
+            "layer_window": np.where(everything, 0, visible.max(axis=1)).astype(np.int32),
+            "layer_rotary": np.array(self._plan.attrs["rope_layers"], dtype=np.int8),
             "learned_sink": recorder.learned_sink.astype(self._plan.dtype),
             "attention_path": np.array(recorder.path),
         }

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
-#: Queries before this one do not count towards ``sink_output_fraction``.
+#: Queries before this one do not count towards ``sink_output_fraction`` and ``head_output``, nor those less than this
+#: behind an anchor towards the attention on it.
 FIRST_SINK_QUERY = 16
 _BLOCK_BYTES = 64 << 20  # logits held at once
 
@@ -56,6 +57,14 @@ class AttentionStatistics:
     sink_output_fraction : torch.Tensor
         (batch, head): mean over queries i >= 16 of |A[i,0] v[0]| / (|A[i,0] v[0]| + |sum over j >= 1 of A[i,j] v[j]|);
         NaN where there is no such query.
+    sink_value_norm, value_norm : torch.Tensor
+        (batch, head): ||v[0]||, and the mean over keys j >= 1 of ||v[j]|| (NaN where there is none); heads that share
+        their values have the same.
+    head_output : torch.Tensor
+        (batch, head, channel): mean of `output` over queries i >= 16; NaN where there is no such query.
+    anchor_attention, anchor_sink_attention : torch.Tensor
+        (batch, head): mean of A[i,P] and of A[i,0] over queries i >= P + 16, P the anchor, 0 where that key is not
+        visible; NaN without an anchor or such a query.
     """
 
     output: torch.Tensor
@@ -64,6 +73,11 @@ class AttentionStatistics:
     log_denominator_rest: torch.Tensor
     logit_sum_by_lag: torch.Tensor
     sink_output_fraction: torch.Tensor
+    sink_value_norm: torch.Tensor
+    value_norm: torch.Tensor
+    head_output: torch.Tensor
+    anchor_attention: torch.Tensor
+    anchor_sink_attention: torch.Tensor
 
 
 def output_fraction(sink_norm: torch.Tensor, rest_norm: torch.Tensor) -> torch.Tensor:
@@ -82,6 +96,78 @@ def output_fraction(sink_norm: torch.Tensor, rest_norm: torch.Tensor) -> torch.T
     sink, rest = sink_norm[..., FIRST_SINK_QUERY:], rest_norm[..., FIRST_SINK_QUERY:]
     total = sink + rest
     return (sink / torch.where(total > 0, total, 1)).mean(-1)
+
+
+def value_norms(value: torch.Tensor, heads: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Norm of the value at position 0, and the mean norm of the others.
+
+    Parameters
+    ----------
+    value : torch.Tensor
+        (batch, kv_head, key, channel).
+    heads : int
+        Number of query heads; those of a group share their values.
+
+    Returns
+    -------
+    first, others : torch.Tensor
+        (batch, head), in float32 at least; `others` is NaN where there is a single key.
+    """
+    dtype = torch.promote_types(value.dtype, torch.float32)
+    norm = torch.linalg.vector_norm(value, dim=-1, dtype=dtype).repeat_interleave(heads // value.shape[1], 1)
+    return norm[..., 0], norm[..., 1:].mean(-1)
+
+
+def mean_output(output: torch.Tensor) -> torch.Tensor:
+    """Mean output of each head over queries i >= 16.
+
+    Parameters
+    ----------
+    output : torch.Tensor
+        (batch, head, query, channel).
+
+    Returns
+    -------
+    torch.Tensor
+        (batch, head, channel), in float32 at least; NaN where there is no such query.
+    """
+    return output[:, :, FIRST_SINK_QUERY:].mean(2, dtype=torch.promote_types(output.dtype, torch.float32))
+
+
+def anchored_attention(
+    inputs: AttentionInputs, sink_logit: torch.Tensor, log_denominator_rest: torch.Tensor, anchor: int | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean attention on an anchor P and on position 0, over queries i >= P + 16.
+
+    ``A[i,P] = exp(s[i,P] - log Z[i])``, position 0 and a learned sink being part of Z.
+
+    Parameters
+    ----------
+    inputs : AttentionInputs
+        The layer's queries, keys, mask and constants.
+    sink_logit, log_denominator_rest : torch.Tensor
+        (batch, head, query): as in :class:`AttentionStatistics`.
+    anchor : int or None
+        The position P, if the sequences have an anchor.
+
+    Returns
+    -------
+    on_anchor, on_sink : torch.Tensor
+        (batch, head); a key that is not visible has attention 0. NaN without an anchor or such a query.
+    """
+    if anchor is None:
+        nothing = sink_logit.new_full(sink_logit.shape[:2], torch.nan)
+        return nothing, nothing
+    begin = anchor + FIRST_SINK_QUERY
+    query = inputs.query[:, :, begin:].to(sink_logit.dtype)
+    key = inputs.key[:, :, anchor].to(sink_logit.dtype).repeat_interleave(query.shape[1] // inputs.key.shape[1], 1)
+    logit = (query * key[:, :, None]).sum(-1) * inputs.scaling
+    if inputs.softcap is not None:
+        logit = torch.tanh(logit / inputs.softcap) * inputs.softcap
+    logit = logit.masked_fill(inputs.first[begin:] > anchor, -torch.inf)
+    sink = sink_logit[..., begin:].nan_to_num(nan=-torch.inf)
+    total = torch.logaddexp(log_denominator_rest[..., begin:], sink)
+    return (logit - total).exp().mean(-1), (sink - total).exp().mean(-1)
 
 
 def sum_diagonals(block: torch.Tensor) -> torch.Tensor:
@@ -105,7 +191,9 @@ def sum_diagonals(block: torch.Tensor) -> torch.Tensor:
     return skewed.sum(-2)[..., queries - 1 :]
 
 
-def blocked_statistics(inputs: AttentionInputs, offsets: Sequence[int]) -> AttentionStatistics:
+def blocked_statistics(
+    inputs: AttentionInputs, offsets: Sequence[int], anchor: int | None = None
+) -> AttentionStatistics:
     """Record a layer by plain tensor operations over blocks of queries.
 
     Serves every mask, soft-cap, learned sink, dtype and device; memory is linear in the number of tokens. Inputs in
@@ -117,6 +205,8 @@ def blocked_statistics(inputs: AttentionInputs, offsets: Sequence[int]) -> Atten
         The layer's queries, keys, values, mask and constants.
     offsets : sequence of int
         Distances from query to key at which logits are kept.
+    anchor : int, optional
+        Position of an anchor, the attention on which is recorded.
 
     Returns
     -------
@@ -182,11 +272,19 @@ def blocked_statistics(inputs: AttentionInputs, offsets: Sequence[int]) -> Atten
     def joined(x: torch.Tensor) -> torch.Tensor:
         return x.flatten(1, 2)
 
+    output, sink_logit, rest = joined(output), joined(sink_logit), joined(rest)
+    sink_value_norm, value_norm = value_norms(value, heads)
+    anchor_attention, anchor_sink_attention = anchored_attention(inputs, sink_logit, rest, anchor)
     return AttentionStatistics(
-        output=joined(output).to(inputs.query.dtype),
+        output=output.to(inputs.query.dtype),
         logit=joined(logit),
-        sink_logit=joined(sink_logit),
-        log_denominator_rest=joined(rest),
+        sink_logit=sink_logit,
+        log_denominator_rest=rest,
         logit_sum_by_lag=joined(lag_sum),
         sink_output_fraction=joined(output_fraction(sink_norm, rest_norm)),
+        sink_value_norm=sink_value_norm,
+        value_norm=value_norm,
+        head_output=mean_output(output),
+        anchor_attention=anchor_attention,
+        anchor_sink_attention=anchor_sink_attention,
     )
