@@ -19,9 +19,10 @@ ANALYSES = sorted((ROOT / "analyses").glob("*.py"))
 #: Raises on any import of what only the dump wing may need; run as Python starts, in children too.
 BLOCKER = """
 import sys
+WING = {"torch", "transformers", "safetensors", "accelerate", "gguf", "tokenizers", "peft"}
 class Blocker:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {"torch", "transformers", "safetensors", "accelerate", "gguf", "tokenizers"}:
+        if name.partition(".")[0] in WING:
             raise ModuleNotFoundError(f"{name} is blocked", name=name)
 sys.meta_path.insert(0, Blocker())
 """
@@ -54,7 +55,7 @@ def run(code, *arguments, **environment):
 @pytest.mark.parametrize("path", MODULES, ids=names(MODULES))
 def test_modules_import_what_their_room_may(path):
     room = path.relative_to(PACKAGE).parts[0]
-    torch_wing = {"torch", "transformers", "safetensors", "accelerate", "gguf", "tokenizers"}
+    torch_wing = {"torch", "transformers", "safetensors", "accelerate", "gguf", "tokenizers", "peft"}
     if room != "dumping":
         assert not imports(path) & torch_wing
     if room == "stats":

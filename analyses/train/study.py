@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import transformers
 
 from analyses.train.corpus import read_corpus
 from analyses.train.fit import ARCHITECTURES, Run, Settings, train
@@ -34,7 +33,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--models-dir", type=Path, default=Path("data/models"), help="folder of converted models")
     given = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    transformers.utils.logging.set_verbosity_error()
     settings = replace(Settings(), steps=given.steps, learning_rate=given.learning_rate, threads=given.threads)
     seeds = range(given.first_seed, given.first_seed + given.seeds)
     runs = [Run(name, seed) for seed in seeds for name in given.architecture or ARCHITECTURES]
