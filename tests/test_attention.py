@@ -13,7 +13,15 @@ from posstats.dumping import fused, masks
 from posstats.dumping import statistics as blocked
 from posstats.dumping.fused import fused_statistics, lag_sums, obstacle, window_of
 from posstats.dumping.masks import compact_mask, first_visible, visible_start
-from posstats.dumping.statistics import AttentionInputs, blocked_statistics, output_fraction, sum_diagonals
+from posstats.dumping.statistics import (
+    AttentionInputs,
+    anchored_attention,
+    blocked_statistics,
+    mean_output,
+    output_fraction,
+    sum_diagonals,
+    value_norms,
+)
 from posstats.errors import ModelError
 
 OFFSETS = (0, 1, 2, 4, 8, 16)
@@ -62,13 +70,13 @@ def explicit(x):
 
 
 @pytest.mark.parametrize("softcap", [None, 3.0])
-@pytest.mark.parametrize("window", [None, 7])
+@pytest.mark.parametrize("window", [None, 7, 25])
 def test_blocked_path_equals_the_whole_matrix(window, softcap, monkeypatch):
     monkeypatch.setattr(blocked, "_BLOCK_BYTES", 40_000)  # several blocks of unequal size
     x = inputs(50, window=window, learned=torch.linspace(-1, 2, 6).double())
     x = changed(AttentionInputs(x.query, x.key, x.value, x.first, x.scaling, softcap, x.learned_sink), torch.float64)
     logits, visible = explicit(x)
-    found = blocked_statistics(x, OFFSETS)
+    found = blocked_statistics(x, OFFSETS, anchor=5)
     hidden = logits.masked_fill(~visible, -torch.inf)
     learned = x.learned_sink[:, None]
     rest = torch.logaddexp(hidden[..., 1:].logsumexp(-1), learned)
@@ -86,16 +94,24 @@ def test_blocked_path_equals_the_whole_matrix(window, softcap, monkeypatch):
     sink_part = weights[..., :1] * x.value.repeat_interleave(3, 1)[:, :, :1]
     norms = sink_part.norm(dim=-1), (found.output - sink_part).norm(dim=-1)
     torch.testing.assert_close(found.sink_output_fraction, (norms[0] / (norms[0] + norms[1]))[..., 16:].mean(-1))
+    torch.testing.assert_close(found.anchor_attention, weights[..., 21:, 5].mean(-1))
+    torch.testing.assert_close(found.anchor_sink_attention, weights[..., 21:, 0].mean(-1))
+    assert (found.anchor_attention == 0).all() == (window == 7)
+    norm = x.value.pow(2).sum(-1).sqrt().repeat_interleave(3, 1)
+    torch.testing.assert_close(found.sink_value_norm, norm[..., 0])
+    torch.testing.assert_close(found.value_norm, norm[..., 1:].sum(-1) / 49)
+    torch.testing.assert_close(found.head_output, (weights @ x.value.repeat_interleave(3, 1))[:, :, 16:].sum(2) / 34)
 
 
 def compare_paths(length, sink, window, device):
     """Fused path in float32 against the blocked path in float64."""
     learned = torch.linspace(-3, 3, 6) if window == 5 else None
     x = inputs(length, window=window and min(window, length), sink=sink, learned=learned, batch=1)
-    oracle = blocked_statistics(changed(x, torch.float64), [d for d in OFFSETS if d < length])
+    offsets, anchor = [d for d in OFFSETS if d < length], min(3, length - 1)
+    oracle = blocked_statistics(changed(x, torch.float64), offsets, anchor)
     layer = changed(x, torch.float32, device)
     assert obstacle(layer) is None
-    found = fused_statistics(layer, [d for d in OFFSETS if d < length])
+    found = fused_statistics(layer, offsets, anchor)
 
     def close(name, **tolerance):
         actual = getattr(found, name).double().cpu()
@@ -107,7 +123,11 @@ def compare_paths(length, sink, window, device):
     close("logit", atol=1e-4)
     close("sink_logit", atol=1e-4)
     close("log_denominator_rest", atol=1e-3)
-    close("sink_output_fraction", atol=1e-5)
+    for name in ("sink_output_fraction", "sink_value_norm", "value_norm", "head_output"):
+        close(name, atol=1e-5)
+    for name in ("anchor_attention", "anchor_sink_attention"):
+        close(name, atol=1e-5)
+        assert getattr(oracle, name).isnan().all() == (length == 2)
     # Relative to the sum of the magnitudes of what was summed.
     logits, visible = explicit(x)
     size = torch.where(visible, logits.abs(), 0.0)[..., 1:]
@@ -119,8 +139,8 @@ def compare_paths(length, sink, window, device):
 def compare_half_precision(dtype, device):
     """Both paths in half precision against the blocked path in float64."""
     x = changed(inputs(200), dtype, device)
-    oracle = blocked_statistics(changed(x, torch.float64), OFFSETS)
-    for found in (fused_statistics(x, OFFSETS), blocked_statistics(x, OFFSETS)):
+    oracle = blocked_statistics(changed(x, torch.float64), OFFSETS, 20)
+    for found in (fused_statistics(x, OFFSETS, 20), blocked_statistics(x, OFFSETS, 20)):
         assert found.output.dtype == dtype
         assert found.logit.dtype == found.log_denominator_rest.dtype == torch.float32
         for name, tolerance in (
@@ -128,6 +148,11 @@ def compare_half_precision(dtype, device):
             ("logit", 1e-5),
             ("sink_logit", 1e-5),
             ("output", 3e-2),
+            ("value_norm", 1e-5),
+            ("sink_value_norm", 1e-5),
+            ("head_output", 1e-2),
+            ("anchor_attention", 1e-4),
+            ("anchor_sink_attention", 1e-4),
         ):
             torch.testing.assert_close(
                 getattr(found, name).double().cpu(),
@@ -199,6 +224,22 @@ def test_output_fraction():
     assert output_fraction(rest, rest) == 0.5
     assert output_fraction(sink, sink) == 0
     assert output_fraction(rest[..., :16], rest[..., :16]).isnan()
+
+
+def test_what_does_not_apply_is_not_a_number():
+    value = torch.ones(1, 1, 20, 4)
+    first, others = value_norms(value[:, :, :1], 3)
+    assert first.tolist() == [[2.0, 2.0, 2.0]]
+    assert others.isnan().all()
+    assert value_norms(value, 1)[1] == 2.0
+    assert mean_output(value[:, :, :16]).isnan().all()
+    assert (mean_output(value) == 1).all()
+    layer, zeros = inputs(20), torch.zeros(2, 6, 20)
+    for anchor in (None, 4):  # the query 20 would be the first
+        for found in anchored_attention(layer, zeros, zeros, anchor):
+            assert found.shape == (2, 6)
+            assert found.isnan().all()
+    assert not any(found.isnan().any() for found in anchored_attention(layer, zeros, zeros, 3))
 
 
 def test_sum_diagonals():

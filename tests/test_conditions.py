@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from posstats.dumping.conditions import NO_TOKEN, Condition, apply, fed_tokens, parse_condition, parse_conditions
-from posstats.dumping.inputs import random_sequences
+from posstats.dumping.inputs import Sequences, random_sequences
 from posstats.dumping.models import embed
 from posstats.errors import InputError
 from posstats.vocabulary import CONDITIONS
@@ -39,7 +39,7 @@ def batch(text, seqs, model, rows=slice(None), **options):
 class TestParsing:
     def test_every_documented_spelling(self):
         for spelling in CONDITIONS:
-            text = spelling.replace("ID", "7").replace("@P", "@3").replace("K", "64")
+            text = spelling.replace("ID", "7").replace("@P", "@3").replace("K", "64").replace("@L", "@2")
             assert parse_condition(text).name == text
 
     @pytest.mark.parametrize(
@@ -48,6 +48,9 @@ class TestParsing:
             (" shift=010 ", Condition("shift=10", "shift", 10)),
             ("bos=token:0", Condition("bos=token:0", "token", 0)),
             ("bos@5", Condition("bos@5", "at", 5)),
+            ("bos=tokens:02", Condition("bos=tokens:2", "tokens", 2)),
+            ("trajectory=token:07@00", Condition("trajectory=token:7@0", "trajectory", 7, 0)),
+            ("trajectory=token:7@12", Condition("trajectory=token:7@12", "trajectory", 7, 12)),
         ],
     )
     def test_canonical(self, text, expected):
@@ -55,8 +58,10 @@ class TestParsing:
 
     @pytest.mark.parametrize(
         "text",
-        ["", "bos", "bos=", "bos@0", "bos@-1", "shift=0", "shift=-3", "shift=x", "bos=token:", "Repeat"],
-    )
+        ["", "bos", "bos=", "bos@0", "bos@-1", "shift=0", "shift=-3", "shift=x", "bos=token:", "Repeat",
+         "bos=tokens:1", "bos=tokens:", "trajectory=token:7", "trajectory=token:@1", "trajectory=token:7@-1",
+         "trajectory=mean@1"],
+    )  # fmt: skip
     def test_unknown(self, text):
         with pytest.raises(InputError, match=r"there is no condition .*; the conditions are baseline, bos=zero"):
             parse_condition(text)
@@ -72,10 +77,12 @@ class TestParsing:
 
 class TestTokens:
     def test_baseline_and_shift_feed_the_sequences(self, seqs):
-        for text in ("baseline", "shift=5"):
+        for text in ("baseline", "shift=5", "trajectory=token:7@2"):
             np.testing.assert_array_equal(fed_tokens(parse_condition(text), seqs), seqs.ids)
 
-    @pytest.mark.parametrize("text", ["bos=zero", "bos=mean", "bos=gaussian", "bos=token:7", "bos=none"])
+    @pytest.mark.parametrize(
+        "text", ["bos=zero", "bos=mean", "bos=gaussian", "bos=token:7", "bos=none", "bos=tokens:4"]
+    )
     def test_only_position_0_is_replaced(self, text, seqs):
         ids = fed_tokens(parse_condition(text), seqs)
         np.testing.assert_array_equal(ids[:, 1:], seqs.ids[:, 1:])
@@ -88,6 +95,28 @@ class TestTokens:
         assert len(set(first)) == seqs.count
         assert np.isin(first, seqs.ordinary).all()
         assert (fed_tokens(parse_condition("bos=none"), seqs, seed=1)[:, 0] != first).any()
+
+    def test_tokens_are_dealt_to_the_documents(self, seqs):
+        first = fed_tokens(parse_condition("bos=tokens:4"), seqs)[:, 0]
+        assert len(set(first[:4])) == 4
+        assert np.isin(first, seqs.ordinary).all()
+        np.testing.assert_array_equal(first, first[np.arange(9) % 4])
+        np.testing.assert_array_equal(fed_tokens(parse_condition("bos=tokens:3"), seqs)[:3, 0], first[:3])
+        assert (fed_tokens(parse_condition("bos=tokens:4"), seqs, seed=1)[:, 0] != first).any()
+
+    def test_sequences_of_one_document_get_one_token(self, seqs):
+        labels = ["z", "z", "a", "a", "m", "z", "k", "a", "k"]
+        mine = Sequences(seqs.ids, labels, "mine", seqs.bos_id, "<bos>", seqs.ordinary)
+        first = fed_tokens(parse_condition("bos=tokens:2"), mine)[:, 0]
+        assert len(set(first)) == 2
+        np.testing.assert_array_equal(first == first[0], [label in "zm" for label in labels])  # z, a, m, k in turn
+
+    def test_dealt_tokens_have_to_come_back(self, seqs):
+        with pytest.raises(InputError, match=r"bos=tokens:5: every token .* at most 4 with 9 documents"):
+            fed_tokens(parse_condition("bos=tokens:5"), seqs)
+        few = Sequences(seqs.ids, seqs.document, "mine", seqs.bos_id, "<bos>", seqs.ordinary[:3])
+        with pytest.raises(InputError, match="needs 4 ordinary tokens, and the sequences name 3"):
+            fed_tokens(parse_condition("bos=tokens:4"), few)
 
     def test_bos_at(self, seqs):
         ids, none = fed_tokens(parse_condition("bos@4"), seqs), fed_tokens(parse_condition("bos=none"), seqs)
@@ -106,7 +135,9 @@ class TestTokens:
             fed_tokens(parse_condition("repeat"), without), np.repeat(without.ids[:, :1], T, axis=1)
         )
 
-    @pytest.mark.parametrize("text", ["bos=zero", "bos=mean", "bos=gaussian", "bos=token:7", "bos=none", "bos@3"])
+    @pytest.mark.parametrize(
+        "text", ["bos=zero", "bos=mean", "bos=gaussian", "bos=token:7", "bos=none", "bos@3", "bos=tokens:2"]
+    )
     def test_without_bos_there_is_nothing_to_replace(self, text, without):
         with pytest.raises(InputError, match="have none in their ids"):
             fed_tokens(parse_condition(text), without)
@@ -163,11 +194,26 @@ class TestEmbeddings:
         np.testing.assert_allclose(batch("bos=mean", seqs, model)[0][0, 0], matrix.mean(0), atol=1e-12)
         np.testing.assert_array_equal(batch("bos=token:7", seqs, model)[0][0, 0], matrix[7])
 
+    def test_anchor_and_substitute(self, seqs, without, model):
+        for text in ("baseline", "bos=mean", "bos=none", "shift=3"):
+            assert feed(text, seqs, model).anchor is feed(text, seqs, model).substitute is None
+        assert feed("bos@4", seqs, model).anchor == 4
+        for sequences in (seqs, without):
+            fed = feed("trajectory=token:7@2", sequences, model)
+            assert (fed.anchor, fed.substitute.depth) == (None, 2)
+            torch.testing.assert_close(fed.substitute.embedding, model.get_input_embeddings().weight[7], rtol=0, atol=0)
+            np.testing.assert_array_equal(fed.token_id, sequences.ids)
+
     def test_dtype_is_the_models(self, seqs):
         model = tiny.build("llama", dtype="bfloat16")
         embeddings, _ = feed("bos=gaussian", seqs, model).batch(model, slice(0, 2))
         assert embeddings.dtype == torch.bfloat16
 
     def test_token_outside_the_vocabulary(self, seqs, model):
-        with pytest.raises(InputError, match="token id 97 is not in the model's vocabulary of 97 tokens"):
-            feed("bos=token:97", seqs, model)
+        for text in ("bos=token:97", "trajectory=token:97@1"):
+            with pytest.raises(InputError, match=f"{text}: token id 97 is not in the model's vocabulary of 97 tokens"):
+                feed(text, seqs, model)
+
+    def test_depth_outside_the_model(self, seqs, model):
+        with pytest.raises(InputError, match=r"trajectory=token:7@3: the depth must be 0 \.\. 2, .* has 3 blocks"):
+            feed("trajectory=token:7@3", seqs, model)

@@ -1,18 +1,26 @@
 """Every rotary family against its own eager attention: the recorder adds nothing and loses nothing."""
 
+import sys
+
 import numpy as np
 import pytest
 import torch
 
-from posstats.dumping.attention import Recorder, rotated_layers
+from posstats.dumping.attention import Recorder
+from posstats.dumping.closedness import closedness
 from posstats.dumping.models import embed, model_facts
+from posstats.dumping.record import Substitute
 from posstats.dumping.structure import decoder_of, inverse_frequencies, layers_of, reset_dynamic_rope, text_config
+from posstats.dumping.watch import watch_layers
 from tests import tiny
 
 T = 40
 OFFSETS = (0, 1, 2, 4, 8, 16)
 IDS = torch.randint(3, 97, (2, T), generator=torch.Generator().manual_seed(1))
 POSITIONS = torch.arange(T)[None]
+ANCHOR = 5
+#: What a trajectory may depart from that of its input alone, in a closed system.
+CLOSED = {"float64": 1e-9, "float32": 1e-4}
 #: Layers in which some query does not see all keys before it.
 LOCAL = {
     "mistral": (0, 1, 2),
@@ -36,7 +44,7 @@ WITHOUT_ROPE = {"smollm3": 1, "llama4": 1, "cohere2": 1}
 
 
 class Own:
-    """What the model says by itself: eager attention weights, and hidden states under its default attention."""
+    """What the model says by itself: eager attention with values and outputs, hidden states under default attention."""
 
     def __init__(self, model):
         decoder = decoder_of(model)
@@ -48,9 +56,21 @@ class Own:
             own = model.config._attn_implementation
             model.set_attn_implementation("eager")
             reset_dynamic_rope(model)
+            home = sys.modules[type(decoder).__module__]
+            eager, values, outputs = home.eager_attention_forward, [], []
+
+            def spying(module, query, key, value, *args, **options):
+                output, weights = eager(module, query, key, value, *args, **options)
+                values.append(value.repeat_interleave(query.shape[1] // value.shape[1], 1))
+                outputs.append(output.transpose(1, 2))
+                return output, weights
+
+            home.eager_attention_forward = spying
             weights = decoder(input_ids=IDS, output_attentions=True, use_cache=False).attentions
+            home.eager_attention_forward = eager
             model.set_attn_implementation(own)
         hook.remove()
+        self.values, self.outputs = (torch.stack(x, 1).double().numpy() for x in (values, outputs))
         reset_dynamic_rope(model)
         self.attention = torch.stack(weights, 1).double().numpy()
 
@@ -79,6 +99,13 @@ def check(model, record, own, tolerance):
         total = np.where(np.isinf(diagonal), 0, diagonal).sum(-1)
         np.testing.assert_allclose(record.logit_sum_by_lag[..., lag], total, atol=tolerance * T)
 
+    np.testing.assert_allclose(record.anchor_attention, own.attention[..., 21:, ANCHOR].mean(-1), atol=tolerance)
+    np.testing.assert_allclose(record.anchor_sink_attention, own.attention[..., 21:, 0].mean(-1), atol=tolerance)
+    norms = np.linalg.norm(own.values, axis=-1)
+    np.testing.assert_allclose(record.sink_value_norm, norms[..., 0], rtol=tolerance)
+    np.testing.assert_allclose(record.value_norm, norms[..., 1:].mean(-1), rtol=tolerance)
+    np.testing.assert_allclose(record.head_output, own.outputs[..., 16:, :].mean(-2), atol=tolerance)
+
     np.testing.assert_allclose(record.trajectory, own.streams[:, :, 0], atol=tolerance)
     np.testing.assert_allclose(record.residual_norm, np.linalg.norm(own.streams, axis=-1), rtol=tolerance)
     np.testing.assert_allclose(record.residual_sample, own.streams[:, :, [0, 7]], atol=tolerance)
@@ -92,13 +119,13 @@ def test_family(family, dtype, tolerance):
     model = tiny.build(family, dtype)
     own = Own(model)
     with Recorder(model, length=T, offsets=OFFSETS, probes=(0, 7)) as recorder:
-        record = recorder.record(embed(model, IDS), POSITIONS)
+        record = recorder.record(embed(model, IDS), POSITIONS, anchor=ANCHOR)
         visible, sinks, path = recorder.visible_keys, recorder.learned_sink, recorder.path
     assert record.logit.dtype == np.dtype(dtype)
     check(model, record, own, tolerance)
     if dtype == "float64":
         with Recorder(model, length=T, offsets=OFFSETS, probes=(0, 7), path="blocked") as recorder:
-            check(model, recorder.record(embed(model, IDS), POSITIONS), own, tolerance)
+            check(model, recorder.record(embed(model, IDS), POSITIONS, anchor=ANCHOR), own, tolerance)
             assert recorder.path == "blocked"
 
     np.testing.assert_array_equal(visible, (own.attention[0, :, 0] > 0).sum(-1))
@@ -116,7 +143,7 @@ def test_family(family, dtype, tolerance):
 def test_rotary_facts(family):
     model = tiny.build(family)
     expected = [layer != WITHOUT_ROPE.get(family) for layer in range(3)]
-    np.testing.assert_array_equal(rotated_layers(model), expected)
+    np.testing.assert_array_equal(watch_layers(model).rotary, expected)
     facts = model_facts(model, tiny.tokenizer(), length=T)
     np.testing.assert_array_equal(facts["rope_layers"], expected)
     assert all(isinstance(value, str | int | np.ndarray) for value in facts.values())
@@ -153,5 +180,51 @@ def test_shifting_all_positions_changes_nothing(family):
     with Recorder(model, length=T, offsets=OFFSETS) as recorder:
         here = recorder.record(embed(model, IDS), POSITIONS)
         there = recorder.record(embed(model, IDS), POSITIONS + 50)
-    for name in ("logit", "sink_logit", "log_denominator_rest", "logit_sum_by_lag", "trajectory"):
+    for name in ("logit", "sink_logit", "log_denominator_rest", "logit_sum_by_lag", "trajectory", "head_output"):
         np.testing.assert_allclose(getattr(there, name), getattr(here, name), atol=1e-9)
+    assert (there.trajectory_departure <= CLOSED["float64"]).all()
+
+
+@pytest.mark.parametrize("dtype", CLOSED)
+@pytest.mark.parametrize("family", tiny.FAMILIES)
+def test_position_0_is_a_closed_system(family, dtype):
+    model = tiny.build(family, dtype)
+    with Recorder(model, length=T, offsets=(0,)) as recorder:
+        recorded = recorder.record(embed(model, IDS), POSITIONS).trajectory_departure
+    for found in (recorded, closedness(model, embed(model, IDS))):
+        assert found.shape == (2, 4)
+        assert found.dtype == np.dtype(dtype)
+        assert (found <= CLOSED[dtype]).all()
+
+
+@pytest.mark.parametrize("depth", range(3))
+@pytest.mark.parametrize("family", ["llama", "mistral", "gpt_neox", "gemma2", "gemma3", "granite", "gpt_oss", "llama4"])
+def test_another_trajectory_from_some_depth_on(family, depth):
+    model = tiny.build(family, "float64")
+    inputs, other = embed(model, IDS), embed(model, torch.tensor([[90]]))
+    with Recorder(model, length=1, offsets=(0,)) as recorder:
+        alone = recorder.record(other, POSITIONS[:, :1]).trajectory
+    with Recorder(model, length=T, offsets=OFFSETS, probes=(0, 7)) as recorder:
+        baseline = recorder.record(inputs, POSITIONS)
+        found = recorder.record(inputs, POSITIONS, substitute=Substitute(other[0, 0], depth))
+        replaced = recorder.record(torch.cat([other.expand(2, 1, -1), inputs[:, 1:]], 1), POSITIONS)
+
+    # Nothing happens before the block; at its input, nothing but to position 0.
+    for name in ("logit", "sink_logit", "log_denominator_rest", "logit_sum_by_lag", "head_output", "value_norm"):
+        before, after = (getattr(x, name) for x in (baseline, found))
+        np.testing.assert_array_equal(before[:, :depth], after[:, :depth], err_msg=name)
+    for name in ("trajectory", "trajectory_departure", "residual_norm", "residual_sample"):
+        before, after = (getattr(x, name) for x in (baseline, found))
+        np.testing.assert_array_equal(before[:, :depth], after[:, :depth], err_msg=name)
+    np.testing.assert_array_equal(found.residual_norm[:, depth, 1:], baseline.residual_norm[:, depth, 1:])
+    assert abs(found.sink_logit[:, depth] - baseline.sink_logit[:, depth]).max() > 1e-2
+
+    # From there on the trajectory is that of the other token alone: a closed system.
+    expected = np.repeat(alone[:, depth:], 2, axis=0)
+    np.testing.assert_allclose(found.trajectory[:, depth:], expected, rtol=1e-9, atol=1e-9)
+    np.testing.assert_array_equal(found.residual_sample[:, :, 0], found.trajectory)
+    np.testing.assert_allclose(found.residual_norm[..., 0], np.linalg.norm(found.trajectory, axis=-1), rtol=1e-12)
+    assert (found.trajectory_departure <= CLOSED["float64"]).all()
+    if depth == 0:
+        for name in found.__slots__:
+            np.testing.assert_array_equal(getattr(found, name), getattr(replaced, name), err_msg=name)

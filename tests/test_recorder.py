@@ -8,7 +8,11 @@ import torch
 from transformers import AttentionInterface
 
 from posstats.dumping.attention import Recorder
+from posstats.dumping.closedness import closedness
+from posstats.dumping.inputs import random_sequences
 from posstats.dumping.models import embed, load_model
+from posstats.dumping.record import Substitute, departure
+from posstats.dumping.run import dump
 from posstats.dumping.structure import narrow_window
 from posstats.errors import InputError, ModelError, NumericalError
 from tests import tiny
@@ -104,6 +108,33 @@ class TestRecorder:
             with pytest.raises(InputError, match="positions"):
                 recorder.record(embed(llama, ids(8)), torch.arange(8))
 
+    def test_anchor_and_substitute_outside_the_recorder(self, llama):
+        with Recorder(llama, length=8, offsets=(0,)) as recorder:
+            for anchor in (0, 8):
+                with pytest.raises(InputError, match=rf"anchor {anchor} is outside 1 \.\. 7"):
+                    recorder.record(embed(llama, ids(8)), torch.arange(8)[None], anchor=anchor)
+            for depth in (-1, 3):
+                substitute = Substitute(torch.zeros(48), depth)
+                with pytest.raises(InputError, match=rf"depth {depth} is outside 0 \.\. 2"):
+                    recorder.record(embed(llama, ids(8)), torch.arange(8)[None], substitute=substitute)
+
+    def test_every_distinct_input_runs_alone_once(self, llama, monkeypatch):
+        run, batches = Recorder._run, []
+
+        def counting(recorder, current, inputs_embeds, position_ids):
+            batches.append((tuple(inputs_embeds.shape[:2]), position_ids.tolist()))
+            return run(recorder, current, inputs_embeds, position_ids)
+
+        monkeypatch.setattr(Recorder, "_run", counting)
+        tokens, positions = ids(8, 5), torch.arange(8)[None]
+        with Recorder(llama, length=8, offsets=(0,)) as recorder:
+            for first, distinct in ((torch.ones(5), 1), (torch.tensor([4, 5, 4, 6, 5]), 3)):
+                tokens[:, 0] = first
+                batches.clear()
+                found = recorder.record(embed(llama, tokens), positions + 3).trajectory_departure
+                assert batches == [((distinct, 1), [[3]] * distinct), ((5, 8), (positions + 3).tolist())]
+                assert (found <= 1e-4).all()
+
     def test_changing_masks_are_refused(self, llama):
         packed = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3]])  # transformers takes a restart for two packed sequences
         with Recorder(llama, length=8, offsets=(0,)) as recorder:
@@ -133,6 +164,12 @@ class TestRecorder:
         with Recorder(llama, length=8, offsets=(0,)) as recorder, pytest.raises(NumericalError, match="the embeddings"):
             recorder.record(broken, torch.arange(8)[None])
 
+    def test_first_embedding_that_is_not_finite_is_named(self, llama):
+        broken = embed(llama, ids(8)).clone()
+        broken[:, 0, 0] = torch.nan
+        with Recorder(llama, length=8, offsets=(0,)) as recorder, pytest.raises(NumericalError, match="the embeddings"):
+            recorder.record(broken, torch.arange(8)[None])
+
     def test_training_mode_is_left_and_restored(self):
         model = tiny.build("llama", attention_dropout=0.5).train()
         with Recorder(model, length=8, offsets=(0,)) as recorder:
@@ -146,6 +183,47 @@ class TestRecorder:
         attend = AttentionInterface()["posstats"]
         with pytest.raises(ModelError, match="not called through Recorder"):
             attend(llama, *torch.zeros(3, 1, 1, 4, 4), None)
+
+
+class TestLeaks:
+    """What is not closed does not pass for closed."""
+
+    def test_bidirectional_model_is_refused_and_measured(self, tmp_path):
+        model = tiny.build("llama", is_causal=False)
+        model.set_attn_implementation("eager")  # which, unlike the others, takes no mask for no mask
+        found = closedness(model, embed(model, ids(30)))
+        assert (found[:, 0] == 0).all()
+        assert (found[:, 1:] > 0.1).all()
+        seqs = random_sequences(tiny.tokenizer(), n=6, length=30)
+        with pytest.raises(ModelError, match=r"the mask of layer .* is not causal"):
+            dump(model, seqs, tmp_path / "a.h5", offsets=(0,), progress=False)
+
+    def test_leak_beside_the_mask_is_recorded(self):
+        model = tiny.build("llama")
+
+        def leaking(_module, _args, output):
+            return output + 0.1 * output.mean(1, keepdim=True)
+
+        model.model.layers[1].register_forward_hook(leaking)
+        inputs = embed(model, ids(30))
+        with Recorder(model, length=30, offsets=(0,)) as recorder:
+            recorded = recorder.record(inputs, torch.arange(30)[None]).trajectory_departure
+        for found in (recorded, closedness(model, inputs)):
+            assert (found[:, :2] <= 1e-4).all()
+            assert (found[:, 2:] > 0.01).all()
+
+    @pytest.mark.parametrize("window", [1, 6])
+    def test_a_window_is_no_leak(self, window):
+        model = tiny.build("llama", "float64")
+        narrow_window(model, window)
+        assert (closedness(model, embed(model, ids(30)), torch.arange(30)[None] + 5) <= 1e-9).all()
+        assert model.config._attn_implementation.startswith("posstats_window")
+
+    def test_departure_of_zero_vectors(self):
+        zero, one = torch.zeros(1, 4), torch.ones(1, 4)
+        assert departure(zero, zero) == 0
+        assert departure(one, zero) == torch.inf
+        assert departure(zero, one) == 1
 
 
 def test_window_of_a_llama_equals_its_own_attention_under_that_window():
@@ -202,6 +280,7 @@ def test_default_model_against_its_eager_attention(default_model):
         found = record.logit[..., query, column] - log_z[..., query]
         np.testing.assert_allclose(found, expected[..., query, query - offset], atol=1e-3)
     np.testing.assert_allclose(record.trajectory[:, 12], eager.hidden_states[12][:, 0], rtol=1e-3, atol=1e-2)
+    assert (record.trajectory_departure <= 1e-4).all()
 
 
 @needs_gpu

@@ -80,9 +80,9 @@ def pieces_in(path):
 class TestContent:
     def test_dims_coordinates_and_attributes(self, whole):
         with open_dump(whole) as ds:
-            assert set(ds.data_vars) == {name for name, spec in VARIABLES.items() if not spec.optional}
-            for name, spec in VARIABLES.items():
-                assert spec.optional or ds[name].dims == spec.dims
+            assert set(ds.data_vars) == set(VARIABLES) - {"residual_sample"}
+            for name in ds.data_vars:
+                assert ds[name].dims == VARIABLES[name].dims
             assert set(ds.coords) == set(COORDINATES) - {"probe"}
             assert ds.condition.values.tolist() == list(OPTIONS["conditions"])
             assert ds.offset.values.tolist() == [0, 1, 4]
@@ -101,13 +101,19 @@ class TestContent:
         with open_dump(whole) as ds, Recorder(model, length=T, offsets=(0, 1, 4)) as recorder:
             for number, condition in enumerate(OPTIONS["conditions"]):
                 feed = apply(parse_condition(condition), seqs, model)
-                record = recorder.record(*feed.batch(model, slice(4, 6)))
-                for name in ("logit", "sink_logit", "log_denominator_rest", "logit_sum_by_lag", "sink_output_fraction",
-                             "trajectory", "residual_norm"):  # fmt: skip
+                record = recorder.record(*feed.batch(model, slice(4, 6)), anchor=feed.anchor)
+                for name in set(record.__slots__) - {"residual_sample"}:
                     np.testing.assert_array_equal(ds[name][number, 4:6].values, getattr(record, name), err_msg=name)
                 np.testing.assert_array_equal(ds.token_id[number].values, feed.token_id)
             np.testing.assert_array_equal(ds.visible_keys.values, recorder.visible_keys)
             assert np.isneginf(ds.learned_sink.values).all()
+            assert ds.layer_window.values.tolist() == [0, 0, 0]
+            assert ds.layer_rotary.values.tolist() == [1, 1, 1]
+            anchored = ds.condition.values == "bos@3"
+            for name in ("anchor_attention", "anchor_sink_attention"):
+                np.testing.assert_array_equal(np.isnan(ds[name].values).all((1, 2, 3)), ~anchored)
+                assert (ds[name].values[anchored] > 0).all()
+            assert (ds.trajectory_departure.values < 1e-4).all()
 
     def test_replaced_tokens_are_recorded(self, whole, seqs):
         with open_dump(whole) as ds:
@@ -129,6 +135,29 @@ class TestContent:
             )
             assert np.isfinite(ds.learned_sink.values).all()
             assert ds.visible_keys.max("query").values.tolist() == [10, T, 10]
+            assert ds.layer_window.values.tolist() == [10, 0, 10]
+
+    def test_layers_as_they_show_themselves(self, seqs, target):
+        # Chunks of 16 tokens, the last query sees 4 of them; the layer in between has neither chunks nor rotation.
+        with open_dump(dump(tiny.build("llama4"), seqs, target, offsets=(0,), progress=False)) as ds:
+            assert ds.layer_window.values.tolist() == [16, 0, 16]
+            assert ds.layer_rotary.values.tolist() == [1, 0, 1]
+            assert ds.sizes["channel"] == 16
+
+    def test_trajectory_and_dealt_tokens(self, model, seqs, target):
+        conditions = ("baseline", "trajectory=token:7@0", "trajectory=token:7@2", "bos=token:7", "bos=tokens:2")
+        with open_dump(dump(model, seqs, target, conditions=conditions, offsets=(0, 1), progress=False)) as ds:
+            ds.load()
+        baseline, embedded, later, token, dealt = (ds.sel(condition=name) for name in conditions)
+        np.testing.assert_array_equal(later.token_id, seqs.ids)
+        assert len(set(dealt.token_id.values[:, 0])) == 2
+        for name in ("logit", "sink_logit", "head_output", "trajectory", "trajectory_departure", "residual_norm"):
+            np.testing.assert_array_equal(embedded[name], token[name], err_msg=name)
+            part = {"depth" if "depth" in ds[name].dims else "layer": slice(0, 2)}
+            np.testing.assert_array_equal(later[name].isel(part), baseline[name].isel(part), err_msg=name)
+        assert (abs(later.sink_logit - baseline.sink_logit).sel(layer=2) > 1e-3).any()
+        np.testing.assert_allclose(later.trajectory.sel(depth=[2, 3]), token.trajectory.sel(depth=[2, 3]), atol=1e-4)
+        assert (ds.trajectory_departure < 1e-4).all()
 
     def test_float64_stays_float64(self, seqs, target):
         model = tiny.build("llama", dtype="float64")
@@ -137,8 +166,10 @@ class TestContent:
             assert ds.logit.dtype == ds.trajectory.dtype == ds.learned_sink.dtype == np.float64
             ds.load()
         baseline, shifted = ds.sel(condition="baseline"), ds.sel(condition="shift=64")
-        for name in ("logit", "sink_logit", "log_denominator_rest", "logit_sum_by_lag", "trajectory"):
+        for name in ("logit", "sink_logit", "log_denominator_rest", "logit_sum_by_lag", "trajectory", "head_output",
+                     "sink_value_norm", "value_norm"):  # fmt: skip
             np.testing.assert_allclose(shifted[name], baseline[name], rtol=0, atol=1e-9)
+        assert (ds.trajectory_departure < 1e-9).all()
         norms = ds.residual_norm.sel(condition="repeat").values
         np.testing.assert_allclose(norms, np.broadcast_to(norms[..., :1], norms.shape), rtol=1e-9)
 
@@ -233,6 +264,15 @@ class TestResume:
             with pytest.raises(NumericalError):
                 go()
         assert go(batch_size=5).read_bytes() == whole.read_bytes()
+
+    def test_interventions_on_the_trajectory(self, go, tmp_path, monkeypatch):
+        options = {"conditions": ("trajectory=token:7@1", "bos=none", "bos=tokens:3"), "probes": (0, 4)}
+        expected = go(tmp_path / "undisturbed.h5", **options)
+        with monkeypatch.context() as patch:
+            breaks_at(patch, Recorder, "record", 7, NumericalError("x"))
+            with pytest.raises(NumericalError):
+                go(**options)
+        assert go(**options).read_bytes() == expected.read_bytes()
 
     def test_start_anew(self, go, monkeypatch):
         with monkeypatch.context() as patch:
@@ -465,10 +505,10 @@ class TestMemory:
     def test_out_of_memory_halves_the_batch(self, go, whole, monkeypatch, caplog, error):
         record = Recorder.record
 
-        def small_memory(recorder, embeddings, positions):
+        def small_memory(recorder, embeddings, positions, **options):
             if len(embeddings) > 3:
                 raise error
-            return record(recorder, embeddings, positions)
+            return record(recorder, embeddings, positions, **options)
 
         monkeypatch.setattr(Recorder, "record", small_memory)
         with open_dump(go(batch_size=8)) as halved, open_dump(whole) as expected:
@@ -480,7 +520,7 @@ class TestMemory:
         ]
 
     def test_one_sequence_too_large(self, go, monkeypatch):
-        monkeypatch.setattr(Recorder, "record", lambda *_: (_ for _ in ()).throw(MemoryError()))
+        monkeypatch.setattr(Recorder, "record", lambda *_, **__: (_ for _ in ()).throw(MemoryError()))
         with pytest.raises(DumpError, match="one sequence of 20 tokens does not fit into the memory"):
             go()
 
@@ -515,6 +555,9 @@ class TestChecksBeforeTheWork:
             ({"conditions": ("baseline", "bos=two")}, InputError, "there is no condition 'bos=two'"),
             ({"conditions": ("baseline", "bos@20")}, InputError, "below the length"),
             ({"conditions": ("baseline", "bos=token:97")}, InputError, "vocabulary of 97"),
+            ({"conditions": ("bos=tokens:5",)}, InputError, "at most 4 with 8 documents"),
+            ({"conditions": ("trajectory=token:97@1",)}, InputError, "vocabulary of 97"),
+            ({"conditions": ("trajectory=token:7@3",)}, InputError, r"the depth must be 0 \.\. 2"),
             ({"conditions": ("shift=109",)}, InputError, "shift=109 needs 129 positions, the model allows 128"),
             ({"batch_size": 0}, InputError, "batch_size"),
             ({"shard": (0, 2)}, InputError, "1 <= k <= n"),

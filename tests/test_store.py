@@ -14,19 +14,22 @@ from posstats.vocabulary import COORDINATES, SCHEMA_VERSION, VARIABLES
 
 SIZES = {
     "condition": 2, "sequence": 7, "layer": 3, "head": 2, "query": 19, "offset": 2, "lag": 19, "depth": 4, "hidden": 8,
-    "probe": 2,
+    "probe": 2, "channel": 5,
 }  # fmt: skip
 
 
-def example(seed=0, dtype="float32", probes=True):
-    """A dump of noise that has every variable, NaN and -inf where the schema allows them."""
+INTEGERS = {"token_id": "int64", "visible_keys": "int32", "layer_window": "int32", "layer_rotary": "int8"}
+
+
+def example(seed=0, dtype="float32", optional=True):
+    """A dump of noise that has every variable, or every one it must have, NaN and -inf where the schema allows them."""
     rng = np.random.default_rng(seed)
     variables = {}
     for name, spec in VARIABLES.items():
-        if spec.optional and not probes:
+        if spec.optional and not optional:
             continue
         shape = [SIZES[dim] for dim in spec.dims]
-        integer = {"token_id": "int64", "visible_keys": "int32"}.get(name)
+        integer = INTEGERS.get(name)
         values = rng.integers(0, 50, shape).astype(integer) if integer else rng.normal(size=shape).astype(dtype)
         variables[name] = (spec.dims, values)
     variables["logit"][1][..., :3, :] = np.nan
@@ -35,7 +38,7 @@ def example(seed=0, dtype="float32", probes=True):
     coords = {
         name: (dim, np.arange(SIZES[dim]))
         for name, (dim, _, _) in COORDINATES.items()
-        if name not in ("condition", "document") and (probes or dim != "probe")
+        if name not in ("condition", "document") and (optional or dim != "probe")
     }
     coords["condition"] = ("condition", np.array(["baseline", "bos=mean"], dtype=object))
     coords["document"] = ("sequence", np.array([f"Dökument {n % 5}" for n in range(SIZES["sequence"])]))
@@ -55,9 +58,9 @@ def assert_same(found, expected):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("probes", [True, False])
-def test_what_is_written_is_read(tmp_path, dtype, probes):
-    expected = example(dtype=dtype, probes=probes)
+@pytest.mark.parametrize("optional", [True, False])
+def test_what_is_written_is_read(tmp_path, dtype, optional):
+    expected = example(dtype=dtype, optional=optional)
     path = write_dump(expected, tmp_path / "a.h5")
     with open_dump(path) as lazy:
         assert_same(lazy, expected)

@@ -181,25 +181,21 @@ class Recorder:
             raise InputError(f"anchor {anchor} is outside 1 .. {length - 1}")
         if substitute is not None and not 0 <= substitute.depth < len(self._layers):
             raise InputError(f"the substitute's depth {substitute.depth} is outside 0 .. {len(self._layers) - 1}")
-        alone = self._alone(inputs_embeds[:, 0], position_ids[:, 0], substitute)
-        swapped = None if substitute is None else (substitute.depth, alone[0, substitute.depth])
+        with torch.inference_mode():
+            alone, swapped = self._alone(inputs_embeds[:, 0], position_ids[:, 0]), None
+            if substitute is not None:
+                other = self._alone(substitute.embedding.to(inputs_embeds)[None], position_ids[:1, 0])[0]
+                alone[:, substitute.depth :] = other[substitute.depth :]
+                swapped = substitute.depth, other[substitute.depth]
         current = Pass(inputs_embeds, len(self._layers), self.probes, anchor=anchor, substitute=swapped)
         return self._run(current, inputs_embeds, position_ids).finish(alone)
 
-    def _alone(self, first: torch.Tensor, position: torch.Tensor, substitute: Substitute | None) -> torch.Tensor:
-        """Trajectories (batch, depth, hidden) of position 0 run alone, those of the substitute from its depth on."""
-        with torch.inference_mode():
-            position = position.expand(len(first))
-            if substitute is not None:
-                first = torch.cat([first, substitute.embedding.to(first)[None]])
-                position = torch.cat([position, position[:1]])
-            chosen, which = _distinct(first, position)
-            current = Pass(first[chosen, None], len(self._layers))
-            alone = self._run(current, first[chosen, None], position[chosen, None]).trajectory[which]
-            if substitute is not None:
-                alone[:, substitute.depth :] = alone[-1, substitute.depth :].clone()
-                alone = alone[:-1]
-        return alone
+    def _alone(self, inputs: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+        """Trajectories (batch, depth, hidden) of inputs (batch, hidden) in sequences of length 1."""
+        position = position.expand(len(inputs))
+        chosen, which = _distinct(inputs, position)
+        current = Pass(inputs[chosen, None], len(self._layers))
+        return self._run(current, inputs[chosen, None], position[chosen, None]).trajectory[which]
 
     def _run(self, current: Pass, inputs_embeds: torch.Tensor, position_ids: torch.Tensor) -> Pass:
         reset_dynamic_rope(self.model)
