@@ -159,7 +159,7 @@ def run_analyses(config: AnalysisConfig, dumps: Mapping[str, Path], folder: Path
 
 
 def _tasks(config: AnalysisConfig, dumps: Mapping[str, Path], files: Sequence[Path], folder: Path) -> Iterator[_Task]:
-    code = _code_digest()
+    code = code_digest()
     settings = json.dumps(asdict(config.inference), sort_keys=True)
     for name, path in dumps.items():
         with open_dump(path):  # says what is wrong with it before anything is computed
@@ -298,8 +298,14 @@ def _file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _code_digest() -> str:
-    """Digest of the package's own source and of the versions it computes with."""
+def code_digest() -> str:
+    """Digest of the package's own source and of the versions it computes with.
+
+    Returns
+    -------
+    str
+        SHA-256 in hexadecimal; results that rest on the same data and digest are the same.
+    """
     package = Path(__file__).parent
     parts = [f"{path.relative_to(package)} {_file_digest(path)}" for path in sorted(package.rglob("*.py"))]
     parts += [f"{name} {importlib.metadata.version(name)}" for name in _LIBRARIES]
