@@ -8,7 +8,7 @@ import pandas as pd
 import xarray as xr
 
 from posstats.errors import FewDocumentsWarning, InputError
-from posstats.labelled import as_terms, check_offsets_visible, document_codes, select_condition
+from posstats.labelled import analysable, check_offsets_visible, document_codes, select_condition
 from posstats.pooling import Estimate, Inference, estimates, magnitude_bins, share_bins
 from posstats.results import LeakageResult, MagnitudeResult, RemovalResult, ShareResult
 from posstats.stats.components import (
@@ -16,6 +16,7 @@ from posstats.stats.components import (
     SHARE_COMPONENTS,
     leakage_statistics,
     magnitude_statistics,
+    residual_statistics,
     share_statistics,
 )
 from posstats.stats.multiplicity import adjust as adjust_p
@@ -26,7 +27,6 @@ from posstats.vocabulary import BASELINE, FEW_DOCUMENTS, LOG_ATTENTION, RESIDUAL
 _SHARE_TERMS = (*TERMS, RESIDUAL)
 #: Magnitudes with a calibrated test of their being 0.
 _TESTED_MAGNITUDES = [MAGNITUDE_COMPONENTS.index(name) for name in (LOG_ATTENTION, "logit_drift", RESIDUAL)]
-_RESIDUAL_MAGNITUDE = MAGNITUDE_COMPONENTS.index(RESIDUAL)
 _RESIDUAL_COLUMNS = [SHARE_COMPONENTS.index(name) for name in RESIDUAL_TERMS]
 
 
@@ -286,8 +286,7 @@ def removal(
     sources = [select_condition(terms, name) for name in (baseline, *names)]
     rows = []
     for cell in estimates(
-        sources, magnitude_statistics, _removal,
-        bins=magnitude_bins(sources[0]), by=by, inference=inference, tested=[_RESIDUAL_MAGNITUDE],
+        sources, residual_statistics, _removal, bins=magnitude_bins(sources[0]), by=by, inference=inference,
     ):  # fmt: skip
         magnitudes = cell.interval.estimate[len(names) :]
         for k, name in enumerate(names):
@@ -321,7 +320,7 @@ def _magnitudes(sums: Array) -> Array:
 
 def _removal(sums: Array) -> Array:
     """Removal by every source but the first, then the residual magnitudes of all."""
-    residual = sums[..., _RESIDUAL_MAGNITUDE]
+    residual = sums[..., 0]
     baseline = residual[..., :1]
     with np.errstate(divide="ignore", invalid="ignore"):
         removed = np.where(baseline != 0, 1 - residual[..., 1:] / baseline, np.nan)
@@ -334,7 +333,7 @@ def prepare(
     """Terms, notes and settings shared by all estimates; every check that needs no computation happens here."""
     if adjust is not None:
         adjust_p([], adjust)
-    terms = as_terms(data, offsets)
+    terms = analysable(data, offsets)
     check_offsets_visible(terms)
     _, n_documents = document_codes(terms)
     notes: tuple[str, ...] = ()

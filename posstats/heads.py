@@ -17,6 +17,7 @@ from posstats.stats.evaluate import evaluate
 from posstats.stats.mixed import fit_mixed
 from posstats.stats.multiplicity import adjust as adjust_p
 from posstats.stats.resample import (
+    SignFlips,
     check_interval_options,
     corrected_error,
     document_pairs,
@@ -248,7 +249,7 @@ def _sampling_covariance(estimates: _Estimates, layers: NDArray[np.generic]) -> 
 
 
 def _shares(
-    terms: xr.Dataset, queries: NDArray[np.int64], term: str, signs: Array
+    terms: xr.Dataset, queries: NDArray[np.int64], term: str, signs: SignFlips
 ) -> Iterator[tuple[pd.DataFrame, _Estimates]]:
     """Per layer: leakage of the heads with its p-value; their shares."""
     parts = [SHARE_COMPONENTS.index(name) for name in (RESIDUAL_TERMS if term == RESIDUAL else (term,))]
@@ -261,10 +262,11 @@ def _shares(
     for layer, field in layer_fields(terms):
         stats = share_statistics(field, queries, field.offsets)
         n_documents = len(field.sequences)
-        # All documents, then all but one.
-        whole = evaluate([stats], np.concatenate([np.ones((1, n_documents)), 1 - np.eye(n_documents)]))[0].value
         pairs = document_pairs(n_documents)
-        without_pairs = evaluate([stats], pair_weights(n_documents, pairs))[0].value
+        # All documents, all but one, all but two.
+        weights = [np.ones((1, n_documents)), 1 - np.eye(n_documents), pair_weights(n_documents, pairs)]
+        values = evaluate([stats], np.concatenate(weights))[0].value
+        whole, without_pairs = np.split(values, [n_documents + 1])
         p = sign_flip_test(stats.gram[:, 0], signs)
         yield (
             pd.DataFrame({"layer": layer, "leakage": whole[0, :, 0], "leakage_p": p}),

@@ -7,8 +7,8 @@ import xarray as xr
 
 from posstats.errors import DesignError, InputError
 from posstats.stats.components import LayerField, document_sums
+from posstats.stats.terms import check_recorded, lag_means, log_rest_share
 from posstats.stats.terms import decompose as decompose_layer
-from posstats.stats.terms import lag_means
 from posstats.stats.terms import reference as build_reference
 from posstats.vocabulary import LOG_ATTENTION, MINIMUM_DOCUMENTS, TERMS
 
@@ -70,16 +70,10 @@ def decompose(ds: xr.Dataset, offsets: Sequence[int] | None = None, *, reference
     >>> float(abs(total - terms.log_attention).max()) < 1e-9
     True
     """
-    missing = [name for name in _NEEDED if name not in ds]
-    if missing:
-        raise InputError(f"This dataset is not a dump: it lacks {', '.join(missing)}. Open one with open_dump(path).")
+    _check_dump(ds)
     if reference not in REFERENCES:
         raise InputError(f"reference must be one of {', '.join(REFERENCES)}, not {reference!r}.")
-    if offsets is not None:
-        absent = sorted(set(offsets) - set(ds.offset.values.tolist()))
-        if absent:
-            raise InputError(f"Offsets {absent} were not recorded; the dump has {ds.offset.values.tolist()}.")
-        ds = ds.sel(offset=list(offsets))
+    ds = analysable(ds, offsets)
     recorded = ds.offset.values.astype(np.int64)
 
     own = ["sequence"] if reference == "sequence" else []
@@ -135,16 +129,28 @@ def decompose(ds: xr.Dataset, offsets: Sequence[int] | None = None, *, reference
     return terms
 
 
-def as_terms(data: xr.Dataset, offsets: Sequence[int] | None = None) -> xr.Dataset:
-    """Return terms: decompose a dump, pass terms through (restricted to `offsets`)."""
+def analysable(data: xr.Dataset, offsets: Sequence[int] | None = None) -> xr.Dataset:
+    """Check that `data` is a dump or terms and restrict it to `offsets`; :func:`layer_fields` reads either.
+
+    Raises
+    ------
+    InputError
+        If it is neither, or an offset is not there.
+    """
     if "logit_drift" not in data:
-        return decompose(data, offsets)
+        _check_dump(data)
     if offsets is None:
         return data
     absent = sorted(set(offsets) - set(data.offset.values.tolist()))
     if absent:
-        raise InputError(f"Offsets {absent} are not among the terms; they have {data.offset.values.tolist()}.")
+        raise InputError(f"Offsets {absent} were not recorded; there are {data.offset.values.tolist()}.")
     return data.sel(offset=list(offsets))
+
+
+def _check_dump(ds: xr.Dataset) -> None:
+    missing = [name for name in _NEEDED if name not in ds]
+    if missing:
+        raise InputError(f"This dataset is not a dump: it lacks {', '.join(missing)}. Open one with open_dump(path).")
 
 
 def select_condition(terms: xr.Dataset, condition: str) -> xr.Dataset:
@@ -167,47 +173,65 @@ def document_codes(terms: xr.Dataset) -> tuple[np.ndarray, int]:
     return codes.astype(np.int64), n_documents
 
 
-def layer_fields(terms: xr.Dataset) -> Iterator[tuple[int, LayerField]]:
+def layer_fields(data: xr.Dataset) -> Iterator[tuple[int, LayerField]]:
     """Arrays of one layer after the other, (layer label, field); lazy data are computed one layer at a time.
 
     Parameters
     ----------
-    terms : xarray.Dataset
-        Terms of a single condition (no condition dimension).
+    data : xarray.Dataset
+        A dump, or terms, of a single condition (no condition dimension). A dump is read as it is: what is estimated
+        does not need the terms of every sequence.
     """
-    if "sequence" in terms.reference_logit.dims:
+    of_layer = _from_terms if "logit_drift" in data else _from_dump
+    if "reference_logit" in data and "sequence" in data.reference_logit.dims:
         raise InputError(
             "These terms have a reference per sequence; estimators need decompose(..., reference='pooled')."
         )
-    codes, _ = document_codes(terms)
-    offsets = terms.offset.values.astype(np.int64)
-    for index, label in enumerate(terms.layer.values.tolist()):
-        layer = terms.isel(layer=index).compute()
-        visible = layer.visible_keys.values.astype(np.int64)
-        learned = layer.learned_sink.values.astype(np.float64)
-        # The reference these terms were built with; every replicate puts its own in its place.
-        ref = build_reference(layer.reference_logit.values, visible, learned)
-        per_query = ("sequence", "head", "query")
-        sink = layer.sink.transpose(*per_query).values
-        drift = layer.denominator_drift.transpose(*per_query).values
-        with np.errstate(invalid="ignore"):  # query 0, which is never analysed
-            rest_share = sink + (ref.log_denominator_rest - ref.log_denominator)
-            rest = drift - ref.log_denominator_rest
-        logit = layer.logit_drift.transpose(*per_query, "offset").values
-        relative = layer.relative.transpose("head", "offset").values
+    codes, _ = document_codes(data)
+    sequences = np.bincount(codes).astype(np.float64)
+    offsets = data.offset.values.astype(np.int64)
+    for index, label in enumerate(data.layer.values.tolist()):
+        visible = data.visible_keys.isel(layer=index).values.astype(np.int64)
+        learned = data.learned_sink.isel(layer=index).values.astype(np.float64)
+        logit, rest_share, rest, lag_mean = of_layer(data.isel(layer=index), visible, learned)
         yield (
             label,
             LayerField(
-                logit=document_sums(logit + relative[:, None, :], codes),
+                logit=document_sums(logit, codes),
                 rest_share=document_sums(rest_share, codes),
                 rest=document_sums(rest, codes),
-                lag_mean=document_sums(layer.lag_mean.transpose("sequence", "head", "lag").values, codes),
+                lag_mean=document_sums(lag_mean, codes),
                 visible_keys=visible,
                 learned_sink=learned,
                 offsets=offsets,
-                sequences=np.bincount(codes).astype(np.float64),
+                sequences=sequences,
             ),
         )
+
+
+def _arrays(layer: xr.Dataset, names: Sequence[str]) -> Iterator[np.ndarray]:
+    """Variables of one layer as arrays in the order of the schema, read together."""
+    order = ("sequence", "head", "query", "offset", "lag")
+    loaded = layer[list(names)].compute()
+    return (loaded[name].transpose(*(dim for dim in order if dim in loaded[name].dims)).values for name in names)
+
+
+def _from_dump(layer: xr.Dataset, visible: np.ndarray, _learned: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Logits, log(1 - A0), -log Zrest and mean logits by lag of every sequence, as they were recorded."""
+    logit, sink, rest, sums = _arrays(layer, ("logit", "sink_logit", "log_denominator_rest", "logit_sum_by_lag"))
+    check_recorded(logit, sink, rest)
+    with np.errstate(invalid="ignore"):  # query 0, which is never analysed
+        return logit, log_rest_share(sink, rest), -rest.astype(np.float64), lag_means(sums, visible)
+
+
+def _from_terms(layer: xr.Dataset, visible: np.ndarray, learned: np.ndarray) -> tuple[np.ndarray, ...]:
+    """The same from terms, whose reference is taken out again: every replicate puts its own in its place."""
+    names = ("logit_drift", "relative", "sink", "denominator_drift", "lag_mean", "reference_logit")
+    logit, relative, sink, drift, lag_mean, reference_logit = _arrays(layer, names)
+    ref = build_reference(reference_logit, visible, learned)
+    with np.errstate(invalid="ignore"):
+        rest_share = sink + (ref.log_denominator_rest - ref.log_denominator)
+    return logit + relative[:, None, :], rest_share, drift - ref.log_denominator_rest, lag_mean
 
 
 def check_offsets_visible(terms: xr.Dataset) -> None:

@@ -4,11 +4,16 @@ Only per-document statistics of one layer are alive at a time. Components of a h
 belongs to (a layer, a head, the model); the estimand, a function of the sums, is applied when a group is complete.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import xarray as xr
+from threadpoolctl import ThreadpoolController
 
 from posstats.errors import DesignError, InputError
 from posstats.labelled import document_codes, layer_fields
@@ -33,6 +38,10 @@ from posstats.stats.terms import Array
 JACKKNIFES = ("jackknife", "corrected_jackknife")
 #: Early queries, where the paper looks at BOS replacement.
 EARLY = (2, 16)
+#: Layers evaluated at once; more only wait for the file.
+_MAXIMUM_THREADS = 8
+_Given = TypeVar("_Given")
+_Made = TypeVar("_Made")
 StatisticsKernel = Callable[[LayerField, np.ndarray, np.ndarray], Statistics]
 #: Components summed over a group, shape (..., source, component) -> values of the estimand, shape (..., value).
 Estimand = Callable[[Array], Array]
@@ -151,13 +160,20 @@ def check_by(by: Sequence[str]) -> tuple[str, ...]:
 
 @dataclass(slots=True)
 class _Sums:
-    """Components of one group, summed over its heads."""
+    """Components summed over the heads of a group, (..., source, component), and the products that are tested."""
 
     estimate: Array
     left_out: Array
     replicates: Array
     replicates_left_out: Array
     products: Array
+
+    @classmethod
+    def of_cells(cls, cells: Sequence["_Sums"]) -> "_Sums":
+        """Several groups and bins side by side: (..., cell, source, component), products (cell, ...)."""
+        names = ("estimate", "left_out", "replicates", "replicates_left_out")
+        values = {name: np.stack([getattr(one, name) for one in cells], axis=-3) for name in names}
+        return cls(**values, products=np.stack([one.products for one in cells]))
 
 
 def estimates(
@@ -207,17 +223,24 @@ def estimates(
         cells = [
             (key, one_bin, sums) for key in sorted(groups) for one_bin, sums in zip(bins, groups[key], strict=True)
         ]
-        absence_p = sign_flip_test(np.stack([sums.products for _, _, sums in cells]), signs)
-        for (key, one_bin, sums), p in zip(cells, absence_p, strict=True):
-            yield Estimate(dict(key), one_bin, resampling.interval(sums, estimand, squared), p)
+        together = _Sums.of_cells([sums for _, _, sums in cells])
+        absence_p = sign_flip_test(together.products, signs)
+        found = resampling.interval(together, estimand, squared)
+        for k, (key, one_bin, _) in enumerate(cells):
+            yield Estimate(dict(key), one_bin, found.at(k), absence_p[k])
         groups.clear()
 
-    for labelled in zip(*(layer_fields(source) for source in sources), strict=True):
-        layer = labelled[0][0]
-        evaluated = [
+    def evaluated_layer(fields: Sequence[LayerField]) -> list[list[_Evaluated]]:
+        return [
             _evaluate_layer([kernel(one, b.queries, b.offsets) for b in bins], resampling, list(tested))
-            for _, one in labelled
+            for one in fields
         ]
+
+    fields = (
+        (labelled[0][0], [one for _, one in labelled])
+        for labelled in zip(*(layer_fields(source) for source in sources), strict=True)
+    )
+    for layer, evaluated in _side_by_side(evaluated_layer, fields):
         for h, head in enumerate(head_labels):
             labels = {"layer": layer, "head": head}
             key = tuple((dim, labels[dim]) for dim in by)
@@ -231,6 +254,32 @@ def estimates(
             yield from finish()
     if groups:
         yield from finish()
+
+
+def _side_by_side(
+    job: Callable[[_Given], _Made], labelled: Iterable[tuple[int, _Given]]
+) -> Iterator[tuple[int, _Made]]:
+    """Do a job for one layer after the other, in order, on as many threads as there are processors.
+
+    Linear algebra is kept to one thread meanwhile: the arrays of a layer are small, and the last digit of a result must
+    not depend on the number of processors. At most one layer per thread waits in memory.
+    """
+    n_threads = min(_MAXIMUM_THREADS, os.cpu_count() or 1)
+    libraries = ThreadpoolController()
+
+    def alone(given: _Given) -> _Made:
+        with libraries.limit(limits=1, user_api="blas"):
+            return job(given)
+
+    with ThreadPoolExecutor(n_threads) as pool:
+        waiting: deque[tuple[int, Future[_Made]]] = deque()
+        for label, given in labelled:
+            waiting.append((label, pool.submit(alone, given)))
+            if len(waiting) > n_threads:
+                first, future = waiting.popleft()
+                yield first, future.result()
+        for first, future in waiting:
+            yield first, future.result()
 
 
 def _check_paired(sources: Sequence[xr.Dataset]) -> None:
@@ -289,11 +338,11 @@ class _Resampling:
         return self.inference.method == "studentized"
 
     def interval(self, sums: _Sums, estimand: Estimand, squared: bool) -> Interval:
-        """Interval of the estimand of one group's sums."""
+        """Intervals of the estimand, (cell, value)."""
         error = None
         if self.studentized:
-            left = np.moveaxis(estimand(sums.replicates_left_out), 1, -1)  # (replicate, value, document)
-            error = jackknife_error(left, self.weights[:, None, :])
+            left = np.moveaxis(estimand(sums.replicates_left_out), 1, -1)  # (replicate, cell, value, document)
+            error = jackknife_error(left, self.weights[:, None, None, :])
         replicates = estimand(sums.replicates) if len(self.weights) else None
         return interval(
             estimand(sums.estimate),
@@ -311,24 +360,35 @@ class _Resampling:
 def _evaluate_layer(stats: list[Statistics], resampling: _Resampling, tested: list[int]) -> list[_Evaluated]:
     n_documents = resampling.weights.shape[1]
     # The estimate, then every document left out in turn, the reference without it included.
-    whole = evaluate(stats, np.concatenate([np.ones((1, n_documents)), 1 - np.eye(n_documents)]))
+    first = np.concatenate([np.ones((1, n_documents)), 1 - np.eye(n_documents)])
+    weights = resampling.weights
+    if not resampling.studentized:  # replicates like any other weights
+        first, weights = np.concatenate([first, weights]), weights[:0]
     n_values = sum(one.gram.shape[0] * one.gram.shape[1] for one in stats)
-    n_left_out = n_documents if resampling.studentized else 1
+    values = _in_blocks(stats, first, n_values)
     blocks = [
-        evaluate(stats, resampling.weights[block], left_out=resampling.studentized)
-        for block in replicate_blocks(len(resampling.weights), n_left_out, n_values)
+        evaluate(stats, weights[block], left_out=True)
+        for block in replicate_blocks(len(weights), n_documents, n_values)
     ]
-    none = np.empty((0, *whole[0].value.shape[1:]))
-    return [
-        _Evaluated(
-            estimate=values.value[0],
-            left_out=values.value[1:],
-            replicates=np.concatenate([none, *(block[b].value for block in blocks)]),
-            replicates_left_out=np.concatenate([block[b].left_out for block in blocks]) if blocks else none[:, None],
-            products=pair_products(one)[:, tested],
+    made = []
+    for b, (one, value) in enumerate(zip(stats, values, strict=True)):
+        none = np.empty((0, n_documents, *value.shape[1:]))
+        made.append(
+            _Evaluated(
+                estimate=value[0],
+                left_out=value[1 : n_documents + 1],
+                replicates=np.concatenate([value[n_documents + 1 :], *(block[b].value for block in blocks)]),
+                replicates_left_out=np.concatenate([none, *(block[b].left_out for block in blocks)]),
+                products=pair_products(one, tested),
+            )
         )
-        for b, (one, values) in enumerate(zip(stats, whole, strict=True))
-    ]
+    return made
+
+
+def _in_blocks(stats: list[Statistics], weights: Array, n_values: int) -> list[Array]:
+    """Components at document weights, (replicate, head, component), a block of replicates at a time."""
+    blocks = [evaluate(stats, weights[block]) for block in replicate_blocks(len(weights), 1, n_values)]
+    return [np.concatenate([one.value for one in parts]) for parts in zip(*blocks, strict=True)]
 
 
 def _stack(parts: Sequence[tuple[Array, Array, Array, Array, Array]]) -> _Sums:

@@ -71,7 +71,10 @@ def document_sums(values: Array, document: NDArray[np.int64]) -> Array:
     """
     order = np.argsort(document, kind="stable")
     starts = np.unique(document[order], return_index=True)[1]
-    return np.add.reduceat(values[order], starts, axis=0)
+    wide = values.astype(np.float64, copy=False)
+    if len(starts) == len(order):  # every sequence is a document: nothing to add up
+        return wide[order]
+    return np.add.reduceat(wide[order], starts, axis=0)
 
 
 def analysed_queries(length: int, offsets: NDArray[np.integer]) -> NDArray[np.int64]:
@@ -274,8 +277,7 @@ def magnitude_statistics(field: LayerField, queries: NDArray[np.int64], offsets:
     NumericalError
         If a value is not finite.
     """
-    length = field.logit.shape[2]
-    late = np.arange((length + 1) // 2, length)
+    late = _late(field)
     logit, share, rest, y = _parts(field, queries, late, offsets)
     n = len(offsets)
     recipe = [
@@ -288,3 +290,17 @@ def magnitude_statistics(field: LayerField, queries: NDArray[np.int64], offsets:
     ]
     partners = [2 * n * share, 2 * n * rest, 2 * y.sum(axis=-1)]
     return _statistics(field, queries, late, recipe, partners, scale=len(queries) * n)
+
+
+def residual_statistics(field: LayerField, queries: NDArray[np.int64], offsets: NDArray[np.int64]) -> Statistics:
+    """The residual-stream component of :func:`magnitude_statistics` alone."""
+    late = _late(field)
+    y = _parts(field, queries, late, offsets)[-1]
+    recipe = [_Component((y, y), 0, slope=(1.0, 0.0), square=1.0)]
+    return _statistics(field, queries, late, recipe, [2 * y.sum(axis=-1)], scale=len(queries) * len(offsets))
+
+
+def _late(field: LayerField) -> NDArray[np.int64]:
+    """Queries whose mean is a term's long-context value."""
+    length = field.logit.shape[2]
+    return np.arange((length + 1) // 2, length)

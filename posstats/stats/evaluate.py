@@ -20,6 +20,9 @@ from posstats.errors import DesignError
 from posstats.stats.components import LayerField, Statistics, centred, over_all
 from posstats.stats.terms import Array, reference, reference_limits
 
+#: Bytes that the reference denominators of a block of heads may take at once.
+_BLOCK_BYTES = 2**27
+
 
 @dataclass(frozen=True, slots=True)
 class Components:
@@ -60,126 +63,232 @@ def evaluate(stats: Sequence[Statistics], weights: Array, *, left_out: bool = Fa
     list of Components
         One per element of `stats`.
     """
-    c = np.asarray(weights, dtype=np.float64)
-    if (pair_count(c, stats[0].field.sequences) <= 0).any():
-        raise DesignError("A set of document weights holds fewer than two distinct documents.")
+    field = stats[0].field
+    drawn = _Drawn.of(np.asarray(weights, dtype=np.float64), field.sequences)
+    n_replicates, n_documents = drawn.weights.shape
     shapes = [one.gram.shape[:2] for one in stats]
-    values = [np.empty((len(c), *shape)) for shape in shapes]
-    without = [np.empty((len(c), c.shape[1] if left_out else 0, *shape)) for shape in shapes]
-    for head in range(shapes[0][0]):
+    values = [np.empty((n_replicates, *shape)) for shape in shapes]
+    without = [np.empty((n_replicates, n_documents if left_out else 0, *shape)) for shape in shapes]
+    n_heads, n_queries = shapes[0][0], len(field.visible_keys)
+    size = max(1, int(_BLOCK_BYTES // (8 * 2 * n_replicates * n_queries)))
+    for start in range(0, n_heads, size):
+        heads = slice(start, start + size)
         # Leakage alone needs no reference.
-        shared = _WeightedReference(stats[0].field, head, c) if any(one.slope.any() for one in stats) else None
+        shared = _WeightedReference(field, heads, drawn) if any(one.slope.any() for one in stats) else None
         for one, value, left in zip(stats, values, without, strict=True):
-            _evaluate_head(one, head, c, shared, value[:, head], left[:, :, head])
+            _evaluate_heads(one, heads, drawn, shared, value[:, heads], left[:, :, heads])
     return [Components(value, left) for value, left in zip(values, without, strict=True)]
 
 
-def pair_products(stats: Statistics) -> Array:
+def pair_products(stats: Statistics, components: Sequence[int] | None = None) -> Array:
     """Products of whole per-document fields, the reference at its estimate: what a sign-flip test flips.
 
     Summed over pairs of documents and divided by their number they give the estimate of each component.
+
+    Parameters
+    ----------
+    stats : Statistics
+    components : sequence of int, optional
+        Which components; all if not given.
 
     Returns
     -------
     ndarray, shape (head, component, document, document)
         Symmetric, zero diagonal.
     """
-    field = stats.field
-    n = field.sequences
-    ones = np.ones((1, len(n)))
-    products = stats.gram.copy()
-    for head in range(len(products)):
-        logs = [
-            centred(log_z, stats.queries, stats.centre, axis=1)[0]
-            for log_z in _WeightedReference(field, head, ones).logs
-        ]
-        for k, (partner, slope, square) in enumerate(zip(stats.partner_of, stats.slope, stats.square, strict=True)):
-            f = slope[0] * logs[0] + slope[1] * logs[1]
-            if partner is not None:
-                paired = np.outer(n, stats.partners[head, partner] @ f)
-                products[head, k] += 0.5 * (paired + paired.T)
-            products[head, k] += square * (f @ f) * np.outer(n, n)
-            np.fill_diagonal(products[head, k], 0.0)
+    n = stats.field.sequences
+    chosen = list(range(len(stats.square)) if components is None else components)
+    products = stats.gram[:, chosen]
+    if not stats.slope[chosen].any():
+        return products
+    ones = _Drawn.of(np.ones((1, len(n))), n)
+    logs = [
+        centred(log_z[:, 0], stats.queries, stats.centre, axis=1)
+        for log_z in _WeightedReference(stats.field, slice(None), ones).logs
+    ]
+    diagonal = np.arange(len(n))
+    for k, component in enumerate(chosen):
+        slope, partner = stats.slope[component], stats.partner_of[component]
+        f = slope[0] * logs[0] + slope[1] * logs[1]
+        if partner is not None:
+            paired = n[:, None] * np.einsum("hgq,hq->hg", stats.partners[:, partner], f)[:, None]
+            products[:, k] += 0.5 * (paired + paired.transpose(0, 2, 1))
+        products[:, k] += stats.square[component] * (f**2).sum(axis=1)[:, None, None] * np.outer(n, n)
+        products[:, k, diagonal, diagonal] = 0.0
     return products
 
 
-def _evaluate_head(
-    stats: Statistics, head: int, c: Array, shared: "_WeightedReference | None", value: Array, left: Array
+@dataclass(frozen=True, slots=True)
+class _Drawn:
+    """Document weights and what follows from them alone.
+
+    Attributes
+    ----------
+    weights : ndarray, shape (replicate, document)
+    counts, total : ndarray, shapes (replicate, document) and (replicate, 1)
+        Weighted numbers of sequences.
+    pairs : ndarray, shape (replicate,)
+        Weighted pairs of sequences from distinct documents.
+    partners : ndarray, shape (replicate, document)
+        With how many sequences the sequences of a document pair.
+    removed : ndarray of int, shape (replicate, 2), or None
+        Where all documents count once but for one or two: which are left out, `document` standing for none.
+    """
+
+    weights: Array
+    sequences: Array
+    counts: Array
+    total: Array
+    pairs: Array
+    partners: Array
+    removed: NDArray[np.intp] | None
+
+    @classmethod
+    def of(cls, weights: Array, sequences: Array) -> "_Drawn":
+        counts = weights * sequences
+        total = counts.sum(axis=1, keepdims=True)
+        pairs = pair_count(weights, sequences)
+        if (pairs <= 0).any():
+            raise DesignError("A set of document weights holds fewer than two distinct documents.")
+        return cls(weights, sequences, counts, total, pairs, weights * (total - counts), _removed(weights))
+
+    def quadratic(self, gram: Array) -> Array:
+        """``c' gram c`` of symmetric matrices with a zero diagonal: (..., document, document) -> (..., replicate)."""
+        if self.removed is None:
+            return np.einsum("...rg,rg->...r", self.weights @ gram, self.weights)
+        sums = gram.sum(axis=-1)
+        padded = np.concatenate([sums, np.zeros((*sums.shape[:-1], 1))], axis=-1)  # leaving none out takes nothing away
+        one, two = self.removed.T
+        both = (one < gram.shape[-1]) & (two < gram.shape[-1])
+        quadratic = sums.sum(axis=-1, keepdims=True) - 2 * (padded[..., one] + padded[..., two])
+        quadratic[..., both] += 2 * gram[..., one[both], two[both]]
+        return quadratic
+
+    def fewer(self) -> Array:
+        """Pairs left when one copy of a document goes, c_g -> c_g - 1; where none are left nothing is left out."""
+        squares = self.counts**2
+        left = (self.counts - self.sequences) ** 2
+        fewer = (self.total - self.sequences) ** 2 - (squares.sum(axis=1, keepdims=True) - squares + left)
+        return np.where(fewer > 0, fewer, self.pairs[:, None])
+
+
+def _removed(weights: Array) -> NDArray[np.intp] | None:
+    """Documents left out of each replicate, one or two, if that is all that the weights do."""
+    replicates, documents = np.nonzero(weights == 0)
+    count = np.bincount(replicates, minlength=len(weights))
+    if count.max(initial=0) > 2 or (weights != 1).sum() > len(documents):
+        return None
+    removed = np.full((len(weights), 2), weights.shape[1])
+    within = np.arange(len(documents)) - np.repeat(np.cumsum(count) - count, count)
+    removed[replicates, within] = documents
+    return removed
+
+
+def _evaluate_heads(
+    stats: Statistics, heads: slice, drawn: _Drawn, shared: "_WeightedReference | None", value: Array, left: Array
 ) -> None:
-    """Fill `value` (replicate, component) and, unless empty, `left` (replicate, document, component) of one head."""
-    n = stats.field.sequences
-    counts = c * n
-    total = counts.sum(axis=1, keepdims=True)
-    pairs = pair_count(c, n)[:, None]
-    # Pairs left when one copy of document g goes, c_g -> c_g - 1; where none are left nothing is left out.
-    fewer = (total - n) ** 2 - ((counts**2).sum(axis=1, keepdims=True) - counts**2 + (counts - n) ** 2)
-    fewer = np.where(fewer > 0, fewer, pairs)
-    # A document pairs with the sequences of all others.
-    partners = c * (total - counts)
-    logs = [centred(log_z, stats.queries, stats.centre, axis=1) for log_z in shared.logs] if shared else []
-    paired = [[log_z @ partner.T for log_z in logs] for partner in stats.partners[head]]
-    everywhere = len(stats.field.visible_keys)
+    """Fill `value` (replicate, head, component) and, unless empty, `left` (replicate, document, head, component)."""
+    gram = stats.gram[heads]
+    numerators = np.zeros((*gram.shape[:2], len(drawn.weights)))
+    filled = [k for k in range(gram.shape[1]) if gram[:, k].any()]
+    numerators[:, filled] = drawn.quadratic(gram[:, filled])
+    logs: list[Array] = []
+    paired: dict[tuple[int, int], Array] = {}  # partner, which of the two denominators -> (head, replicate, document)
+    if shared:
+        logs = [centred(log_z, stats.queries, stats.centre, axis=2) for log_z in shared.logs]
+        for partner, slope in zip(stats.partner_of, stats.slope, strict=True):
+            if partner is None:
+                continue
+            for which in _used(slope):
+                if (partner, which) not in paired:
+                    paired[partner, which] = logs[which] @ stats.partners[heads, partner].transpose(0, 2, 1)
+    sums = {key: np.einsum("hrg,rg->hr", one, drawn.partners) for key, one in paired.items()}
     for k, (partner, slope, square) in enumerate(zip(stats.partner_of, stats.slope, stats.square, strict=True)):
-        numerator, product, quadratic, change = np.zeros((4, 1, 1))
-        if stats.gram[head, k].any():
-            product = c @ stats.gram[head, k]
-            numerator = np.einsum("rg,rg->r", product, c)[:, None]
-        without = numerator - 2 * product if left.size else product
+        numerator, quadratic = numerators[:, k], np.zeros(())
         if shared and partner is not None:
-            f_partner = slope[0] * paired[partner][0] + slope[1] * paired[partner][1]
-            f_v = np.einsum("rg,rg->r", f_partner, partners)[:, None]
-            numerator = numerator + f_v
-            if left.size:
-                f_sums = (c * f_partner).sum(axis=1, keepdims=True)
-                without = without + f_v - n * (f_sums - c * f_partner) - (total - counts) * f_partner
-                direction = over_all(partners @ stats.partners[head, partner], stats.queries, stats.centre, everywhere)
-                without = without + shared.change(slope, direction) * (fewer / pairs)
-        if shared and square:
+            numerator += sum(slope[which] * sums[partner, which] for which in _used(slope))
+        if square:
             f = slope[0] * logs[0] + slope[1] * logs[1]
-            quadratic = square * np.einsum("rq,rq->r", f, f)[:, None]
-            if left.size:
-                direction = over_all(f, stats.queries, stats.centre, everywhere)
-                change = 2 * square * shared.change(slope, direction)
-        value[:, k] = (numerator / pairs + quadratic)[:, 0]
+            quadratic = square * np.einsum("hrq,hrq->hr", f, f)
+        value[:, :, k] = (numerator / drawn.pairs + quadratic).T
         if left.size:
-            left[:, :, k] = without / fewer + quadratic + change
+            for h in range(len(gram)):
+                left[:, :, h, k] = _left_out(stats, heads, h, k, drawn, shared, logs, paired, numerator[h])
+
+
+def _used(slope: Array) -> list[int]:
+    """Which of the two reference denominators a component holds."""
+    return [which for which, weight in enumerate(slope.tolist()) if weight]
+
+
+def _left_out(
+    stats: Statistics,
+    heads: slice,
+    h: int,
+    k: int,
+    drawn: _Drawn,
+    shared: "_WeightedReference | None",
+    logs: list[Array],
+    paired: dict[tuple[int, int], Array],
+    numerator: Array,
+) -> Array:
+    """Component k of the h-th head of a block without one copy of each document in turn, (replicate, document)."""
+    head = range(len(stats.gram))[heads][h]
+    c, n, others, fewer = drawn.weights, drawn.sequences, drawn.total - drawn.counts, drawn.fewer()
+    partner, slope, square = stats.partner_of[k], stats.slope[k], stats.square[k]
+    without = numerator[:, None] - 2 * c @ stats.gram[head, k]
+    left = np.zeros(())
+    everywhere = len(stats.field.visible_keys)
+    if shared and partner is not None:
+        f_partner = sum(slope[which] * paired[partner, which][h] for which in _used(slope))
+        f_sums = (c * f_partner).sum(axis=1, keepdims=True)
+        without = without - n * (f_sums - c * f_partner) - others * f_partner
+        direction = over_all(drawn.partners @ stats.partners[head, partner], stats.queries, stats.centre, everywhere)
+        without = without + shared.change(h, slope, direction) * (fewer / drawn.pairs[:, None])
+    if shared and square:
+        f = slope[0] * logs[0][h] + slope[1] * logs[1][h]
+        direction = over_all(f, stats.queries, stats.centre, everywhere)
+        quadratic = np.einsum("rq,rq->r", f, f)[:, None] * square
+        left = quadratic + 2 * square * shared.change(h, slope, direction)
+    return without / fewer + left
 
 
 class _WeightedReference:
-    """The reference denominators of one head at every replicate, and their first-order change without a document."""
+    """The reference denominators of some heads at every replicate, and their first-order change without a document."""
 
-    def __init__(self, field: LayerField, head: int, weights: Array) -> None:
-        sums = field.lag_mean[:, head]
-        seen = np.isfinite(sums[0])  # lags that no query sees are -inf in every sequence
+    def __init__(self, field: LayerField, heads: slice, drawn: _Drawn) -> None:
+        sums = field.lag_mean[:, heads].transpose(1, 0, 2)
+        seen = np.isfinite(sums[:, :1])  # lags that no query sees are -inf in every sequence
         self._lag_sums = np.where(seen, sums, 0.0)
-        total = (weights * field.sequences).sum(axis=1, keepdims=True)
-        self._mean = weights @ self._lag_sums / total
-        self._others = np.maximum(total - field.sequences, 1.0)
+        self._mean = drawn.weights @ self._lag_sums / drawn.total
+        self._others = np.maximum(drawn.total - field.sequences, 1.0)
         self._sequences = field.sequences
         self._limits = reference_limits(field.visible_keys)
-        ref = reference(np.where(seen, self._mean, -np.inf), field.visible_keys, float(field.learned_sink[head]))
+        learned = field.learned_sink[heads, None]
+        ref = reference(np.where(seen, self._mean, -np.inf), field.visible_keys, learned)
         self._logit = ref.logit
-        #: ``log Zref`` and ``log ZrefRest``, each (replicate, query). Position 0 has no ordinary key; it is never
+        #: ``log Zref`` and ``log ZrefRest``, each (head, replicate, query). Position 0 has no ordinary key; it is never
         #: analysed, and 0 keeps its -inf out of products with zeros.
         self.logs = ref.log_denominator, np.where(np.isfinite(ref.log_denominator_rest), ref.log_denominator_rest, 0.0)
 
-    def change(self, slope: Array, direction: Array) -> Array:
+    def change(self, h: int, slope: Array, direction: Array) -> Array:
         """Change of ``f . direction`` when one copy of a document is left out, (replicate, document).
 
         `direction` (replicate, query) runs over all queries, the centring moved onto it (:func:`over_all`).
         """
         by_lag = sum(
-            weight * self._gradient(direction, limit, log_z)
+            weight * self._gradient(h, direction, limit, log_z[h])
             for weight, limit, log_z in zip(slope, self._limits, self.logs, strict=True)
             if weight
         )
         # Leaving g out moves the mean logit by (n_g mean - sum_g) / (N - n_g).
-        moved = (by_lag * self._mean).sum(axis=1, keepdims=True) * self._sequences - by_lag @ self._lag_sums.T
+        moved = (by_lag * self._mean[h]).sum(axis=1, keepdims=True) * self._sequences - by_lag @ self._lag_sums[h].T
         return moved / self._others
 
-    def _gradient(self, over_queries: Array, limit: NDArray[np.int64], log_z: Array) -> Array:
+    def _gradient(self, h: int, over_queries: Array, limit: NDArray[np.int64], log_z: Array) -> Array:
         """Gradient of ``sum_i x[i] log Z[i]`` in ref[d]: ``sum_i x[i] exp(ref[d]) / Z[i]`` over queries that see d."""
-        shift = self._logit.max(axis=1, keepdims=True)
+        logit = self._logit[h]
+        shift = logit.max(axis=1, keepdims=True)
         scaled = over_queries * np.exp(shift - log_z)
         # Query i sees the lags below limit[i]: collect by limit, then sum from the longest lag down.
         order = np.argsort(limit, kind="stable")
@@ -187,4 +296,4 @@ class _WeightedReference:
         by_limit = np.zeros((len(scaled), scaled.shape[1] + 1))
         by_limit[:, limits] = np.add.reduceat(scaled[:, order], starts, axis=1)
         reach = np.cumsum(by_limit[:, ::-1], axis=1)[:, ::-1][:, 1:]
-        return np.exp(self._logit - shift) * reach
+        return np.exp(logit - shift) * reach

@@ -124,11 +124,9 @@ def reference(lag_mean: Array, visible_keys: NDArray[np.integer], learned_sink: 
     np.cumsum(np.exp(ref - shift), axis=-1, out=partial[..., 1:])
     partial += np.exp(sink - shift)
     with np.errstate(divide="ignore"):  # log 0 = -inf is the documented value where no key is left
-        return Reference(
-            logit=ref,
-            log_denominator=np.log(partial[..., limit]) + shift,
-            log_denominator_rest=np.log(partial[..., limit_rest]) + shift,
-        )
+        logs = np.log(partial, out=partial)
+    logs += shift
+    return Reference(ref, np.take(logs, limit, axis=-1), np.take(logs, limit_rest, axis=-1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +161,13 @@ def log_rest_share(sink_logit: Array, log_denominator_rest: Array) -> Array:
     """``log(1 - A0)``, accurate even where A0 is close to 1; 0 where position 0 is not visible (``sink_logit`` NaN)."""
     seen = np.where(np.isnan(sink_logit), -np.inf, np.asarray(sink_logit, dtype=np.float64))
     return -np.logaddexp(0.0, seen - np.asarray(log_denominator_rest, dtype=np.float64))
+
+
+def check_recorded(logit: Array, sink_logit: Array, log_denominator_rest: Array) -> None:
+    """Raise NumericalError where a recorded value is infinite (query 0 has no denominator but position 0's)."""
+    finite = np.isfinite(log_denominator_rest[..., 1:]).all()
+    if np.isinf(logit).any() or np.isinf(sink_logit).any() or not finite:
+        raise NumericalError("The dump holds infinite logits or denominators; the terms are not defined.")
 
 
 def decompose(
@@ -202,8 +207,7 @@ def decompose(
     """
     s = np.asarray(logit, dtype=np.float64)
     rest = np.asarray(log_denominator_rest, dtype=np.float64)
-    if np.isinf(s).any() or np.isinf(sink_logit).any() or not np.isfinite(rest[..., 1:]).all():
-        raise NumericalError("The dump holds infinite logits or denominators; the terms are not defined.")
+    check_recorded(s, sink_logit, rest)
     if ref.logit.shape[-1] != s.shape[-2]:
         raise DesignError(f"The reference has {ref.logit.shape[-1]} lags but there are {s.shape[-2]} queries.")
 
