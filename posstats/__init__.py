@@ -15,6 +15,7 @@ Importing posstats does not import torch; only `load_model`, the `*_sequences` f
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from posstats.attention_sinks import sinks
 from posstats.comparison import earlier_metrics
 from posstats.decoders import decode, discriminate
 from posstats.estimates import leakage, magnitude, removal, shares
@@ -23,6 +24,8 @@ from posstats.labelled import decompose
 from posstats.positions import position_tests
 from posstats.rehearsal import simulate
 from posstats.store import open_dump
+from posstats.trajectories import trajectory
+from posstats.trajectory_readers import readers
 
 if TYPE_CHECKING:
     from posstats.dumping.inputs import Sequences, random_sequences, repeat_sequences, text_sequences
@@ -57,11 +60,14 @@ __all__ = [
     "open_dump",
     "position_tests",
     "random_sequences",
+    "readers",
     "removal",
     "repeat_sequences",
     "shares",
     "simulate",
+    "sinks",
     "text_sequences",
+    "trajectory",
 ]
 
 

@@ -68,7 +68,7 @@ class Quantity:
     note: str = ""
 
     @classmethod
-    def of(cls, quantity: str, unit: str, result: Result, **where: object) -> "Quantity":
+    def of(cls, quantity: str, unit: str, result: Result, /, **where: object) -> "Quantity":
         """Take the one row of a result whose key columns have the given values."""
         table = result.table
         for name, value in where.items():

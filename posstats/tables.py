@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from posstats import results_position0 as position0
 from posstats.results import LeakageResult, MagnitudeResult, PositionResult, RemovalResult, Result, ShareResult
 from posstats.results_decoding import DecodingResult, DiscriminationResult
 from posstats.stats.resample import INTERVAL_METHODS
@@ -24,7 +25,12 @@ COLUMNS = {
     "queries": "query positions i analysed together; all: every analysed query, max offset < i < T - 1",
     "term": "term of log attention; residual = sink + logit_drift + denominator_drift",
     "part": "decoding: score of a group of features, or its share",
+    "contrast": "which two numbers are compared",
     "quantity": "what is estimated",
+    "layers": "layers whose heads are looked at; all: every layer together",
+    "heads": "sink-reading heads, or the others",
+    "token": "id of the token whose trajectory stands at position 0",
+    "depth": "number of blocks the residual stream has passed; of a replacement, where it begins",
     "unit": "unit of the estimate",
     "estimate": "estimate from all documents",
     "se": "standard error, clustered by document",
@@ -32,6 +38,21 @@ COLUMNS = {
     "high": "upper limit of the interval",
     "p": "two-sided p-value of no effect; for leakage, of the sign-flip test of no absolute position",
     "q": "p adjusted over its family",
+    "sink_reading": "whether the head reads position 0: estimate above the threshold, q below 1 - level",
+    "output_fraction": "fraction of the norm of the head's output that comes from position 0",
+    "output_fraction_low": "lower limit of its interval",
+    "output_fraction_high": "upper limit of its interval",
+    "value_norm_ratio": "norm of the value at position 0 over that of the other values",
+    "value_norm_ratio_low": "lower limit of its interval",
+    "value_norm_ratio_high": "upper limit of its interval",
+    "attention": "mean attention, first of the two compared",
+    "reference_attention": "mean attention, second of the two compared",
+    "chance": "accuracy of guessing",
+    "largest": "largest over sequences, or pairs of sequences",
+    "tolerance": "what rounding may do in the number format of the model",
+    "holds": "whether the largest is within the tolerance",
+    "n_heads": "number of heads",
+    "n_layers": "number of layers",
     "leakage": "absolute-position leakage of the same cell, in nats squared",
     "leakage_q": "q-value of that leakage; a share is withheld unless it is below 1 - level",
     "magnitude": "residual-stream magnitude under the condition, in nats squared",
@@ -55,6 +76,11 @@ _FAMILIES = {
     MagnitudeResult: "all rows of the same condition, queries and term",
     RemovalResult: "all rows of the same condition and queries",
     PositionResult: "all heads of the same condition and term",
+    position0.SinkResult: "all heads of the same condition",
+    position0.SinkContrastResult: "all rows of the same contrast",
+    position0.TrajectoryResult: "all depths of the same condition and quantity",
+    position0.IdentificationResult: "all rows of the same condition and heads",
+    position0.ReaderResult: "all rows of the same quantity",
     DecodingResult: "all layers of the same condition and part",
     DiscriminationResult: "all layers of the same condition and part",
 }
@@ -124,8 +150,9 @@ def table_of(result: Result) -> Table:
     notes = [
         f"{_percent(level)} intervals: {source}. Resampling unit: document "
         f"(G = {settings.get('n_documents')} documents, N = {settings.get('n_sequences')} sequences).",
-        f"Offsets {', '.join(map(str, _offsets(settings)))} tokens. Logarithms are natural.",
     ]
+    if offsets := _offsets(settings):
+        notes.append(f"Offsets {', '.join(map(str, offsets))} tokens. Logarithms are natural.")
     if type(result) in _FAMILIES and "adjustment" in settings:
         adjustment = _ADJUSTMENTS[str(settings["adjustment"])]
         notes.append(f"q: {adjustment} over {_FAMILIES[type(result)]}.")

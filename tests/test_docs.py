@@ -12,7 +12,7 @@ import pytest
 import xarray as xr
 
 import posstats as ps
-from posstats import comparison, decoders, labelled, positions, tables
+from posstats import comparison, decoders, labelled, positions, results_position0, tables
 from posstats.cli import app
 from posstats.results import LeakageResult, MagnitudeResult, PositionResult, RemovalResult, Result, ShareResult
 from posstats.results_comparison import ModelLevelResult, ModelSlopeResult, WideResult
@@ -22,6 +22,7 @@ from posstats.stats.resample import DEFAULT_METHODS, INTERVAL_METHODS
 from posstats.stats.simulate import explicit_logits, record_logits
 from posstats.store import write_dump
 from posstats.vocabulary import CONDITIONS, LOG_ATTENTION, RESIDUAL, TERMS, VARIABLES
+from tests import position0
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "posstats"
@@ -118,6 +119,8 @@ def results():
     """One result of every kind, with every key column it can have."""
     ds = ps.simulate(n=24, length=40, offsets=(0, 1, 2), conditions=["baseline", "bos=mean"], seed=0).dataset
     deep = ps.simulate(n=24, length=40, offsets=(0, 1, 2), layers=3, heads=2, seed=0).dataset
+    first = position0.synthetic(n=24)
+    sinks, trajectory = ps.sinks(first, method="percentile", n_resamples=2), ps.trajectory(first, n_permutations=9)
     by, quick = ["layer", "head"], {"n_resamples": 2}
     return [
         ps.leakage(ds, by=by, method="percentile", **quick),
@@ -131,6 +134,11 @@ def results():
         ps.model_level(deep, measure="slope"),
         ps.earlier_metrics(ds, **quick, n_permutations=99),
         comparison.trap_table(n=24, length=32),
+        sinks,
+        sinks.contrasts,
+        trajectory,
+        trajectory.identification,
+        ps.readers(first, n_permutations=9),
     ]
 
 
@@ -181,9 +189,14 @@ class TestColumns:
             DiscriminationResult: "`discriminate`",
             ModelLevelResult: "`ps.model_level` of shares",
             ModelSlopeResult: "`ps.model_level` of slopes",
+            results_position0.SinkResult: "`ps.sinks`",
+            results_position0.SinkContrastResult: "contrasts of `ps.sinks`",
+            results_position0.TrajectoryResult: "`ps.trajectory`",
+            results_position0.IdentificationResult: "identification of `ps.trajectory`",
         }
         for one in results:
-            if isinstance(one, WideResult):  # several metrics, each with a unit in the table of its columns
+            # Several metrics, each with a unit in the table of its columns; or rows that each carry their unit.
+            if isinstance(one, WideResult) or "unit" in one.table:
                 continue
             assert re.search(rf"^\| {callers[type(one)]} \|.*\| {re.escape(one.units)} \|$", text, re.MULTILINE)
 

@@ -1,0 +1,29 @@
+"""Which heads read the trajectory of position 0, and up to which depth it matters whose it is."""
+
+import xarray as xr
+
+import posstats as ps
+from posstats import figures_position0 as figures
+from posstats.analysis import Findings, Quantity
+from posstats.config import InferenceConfig
+
+
+def analyse(ds: xr.Dataset, inference: InferenceConfig) -> Findings:
+    conditions = [name for name in ds.condition.values.tolist() if name.startswith(("trajectory=", "bos=token:"))]
+    if not conditions:
+        return Findings()
+    readers = ps.readers(ds, **inference.options())
+    return Findings(
+        tables={"readers": readers},
+        figures={"displacement_by_depth": figures.displacement_by_depth(readers)},
+        headline=[
+            Quantity.of(
+                f"sink-reading minus other heads moved by {name}",
+                "nats^2",
+                readers,
+                condition=name,
+                quantity="difference",
+            )
+            for name in conditions
+        ],
+    )

@@ -1,0 +1,37 @@
+"""Which heads read position 0, and whether they look for the BOS token or for the position."""
+
+import xarray as xr
+
+import posstats as ps
+from posstats import figures_position0 as figures
+from posstats.analysis import Findings, Quantity
+from posstats.config import InferenceConfig
+from posstats.vocabulary import BASELINE
+
+
+def analyse(ds: xr.Dataset, inference: InferenceConfig) -> Findings:
+    options = {name: value for name, value in inference.options().items() if name != "n_permutations"}
+    sinks = ps.sinks(ds, **options)
+    contrasts = sinks.contrasts.table
+    anchored = contrasts[contrasts.contrast == "bos_minus_position0"].condition
+    heads = sinks.table[sinks.table.condition == BASELINE]
+    drawn = {"attention_on_position_0": figures.attention_map(sinks)}
+    if len(anchored):
+        drawn["anchoring"] = figures.anchoring_by_position(sinks)
+    return Findings(
+        tables={"sinks": sinks} | ({"sink_contrasts": sinks.contrasts} if len(contrasts) else {}),
+        figures=drawn,
+        headline=[
+            Quantity("sink-reading heads", "heads", int(heads.sink_reading.sum()), note=f"of {len(heads)}"),
+            *(
+                Quantity.of(
+                    f"attention on BOS minus position 0 under {name}",
+                    "fraction",
+                    sinks.contrasts,
+                    condition=name,
+                    contrast="bos_minus_position0",
+                )
+                for name in anchored
+            ),
+        ],
+    )

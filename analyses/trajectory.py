@@ -1,0 +1,50 @@
+"""Whether position 0 runs by itself, and what of its first token can be told from it."""
+
+import xarray as xr
+
+import posstats as ps
+from posstats import figures_position0 as figures
+from posstats.analysis import Findings, Quantity
+from posstats.config import InferenceConfig
+from posstats.vocabulary import BASELINE
+
+
+def analyse(ds: xr.Dataset, inference: InferenceConfig) -> Findings:
+    if "trajectory_departure" not in ds:
+        return Findings()
+    trajectory = ps.trajectory(ds, **inference.options())
+    closed = trajectory.table[trajectory.table.quantity == "departure"]
+    worst = closed.loc[closed.largest.idxmax()]
+    identification = trajectory.identification
+    tables = {"trajectory": trajectory}
+    drawn = {"trajectory_by_depth": figures.distance_by_depth(trajectory, condition=_most_varied(trajectory.table))}
+    headline = [
+        Quantity(
+            "largest departure of position 0 from running alone",
+            "relative",
+            float(worst.largest),
+            note=f"{worst.condition}, depth {worst.depth}; rounding: {worst.tolerance:g}",
+        )
+    ]
+    for condition in dict.fromkeys(identification.table.condition):
+        tables["first_token"] = identification
+        headline += [
+            Quantity.of(
+                f"first token identified from {heads} heads, {condition}",
+                "fraction",
+                identification,
+                condition=condition,
+                layers="all",
+                heads=heads,
+            )
+            for heads in ("sink-reading", "other")
+        ]
+    if identification.table.condition.nunique() == 1:
+        drawn["first_token_by_layer"] = figures.identification_by_layer(identification)
+    return Findings(tables, drawn, headline)
+
+
+def _most_varied(table):
+    """The condition that has both same and different first tokens, if there is one."""
+    both = table.condition[table.quantity == "between_minus_within"]
+    return both.iloc[0] if len(both) else BASELINE

@@ -1,0 +1,292 @@
+"""Figures of position 0: sinks, trajectory, identification, readers. As in figures.py, axes in and axes out."""
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from posstats.errors import InputError
+from posstats.figures import COLOURS
+from posstats.results import Result
+from posstats.results_position0 import IdentificationResult, ReaderResult, SinkResult, TrajectoryResult
+from posstats.vocabulary import BASELINE
+
+_GREY = "0.55"
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+_QUANTITIES = {"within": ("#0072B2", "o"), "between": ("#D55E00", "s"), "departure": ("#009E73", "^")}
+_HEADS = {"sink_reading": ("#D55E00", "s", "sink-reading heads"), "other": ("#0072B2", "o", "other heads")}
+
+
+def attention_map(result: SinkResult, ax: Axes | None = None, *, condition: str = BASELINE) -> Axes:
+    """Layer by head map of the mean attention on position 0; a dot marks sink-reading heads.
+
+    Parameters
+    ----------
+    result : SinkResult
+        Of :func:`posstats.sinks`.
+    ax : matplotlib.axes.Axes, optional
+        Where to draw.
+    condition : str
+        Condition to draw.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+
+    Raises
+    ------
+    InputError
+        If the result lacks the condition.
+
+    Examples
+    --------
+    >>> import posstats as ps
+    >>> ax = attention_map(ps.sinks(ps.simulate(n=30, length=32, layers=2, seed=0).dataset))
+    >>> ax.get_ylabel()
+    'head'
+    """
+    table = _rows(result.table, condition=condition)
+    attention, reading = (
+        table.pivot(index="head", columns="layer", values=name) for name in ("estimate", "sink_reading")
+    )
+    layers, heads = attention.columns.to_numpy(), attention.index.to_numpy()
+    ax = _axes(ax, (max(6.4, 0.24 * len(layers) + 2.2), max(2.4, 0.24 * len(heads) + 1.2)))
+    image = ax.imshow(
+        attention.to_numpy(), cmap=mpl.colormaps["cividis"], vmin=0, vmax=1, aspect="auto", origin="lower"
+    )
+    epsilon = float(str(result.settings["sink_epsilon"]))
+    rows, columns = np.nonzero(reading.to_numpy(bool))
+    ax.plot(columns, rows, ".", color="white", markeredgecolor="black", markeredgewidth=0.4, markersize=6)
+    for axis, values in ((ax.xaxis, layers), (ax.yaxis, heads)):
+        step = max(1, round(len(values) / 16))
+        axis.set_ticks(np.arange(0, len(values), step), labels=[str(value) for value in values[::step]])
+    ax.set_xlabel("layer")
+    ax.set_ylabel("head")
+    level = float(str(result.settings["level"]))
+    ax.set_title(
+        f"{condition}; dots: sink-reading, above {epsilon:g} with q < {1 - level:.2g}", fontsize="small", loc="left"
+    )
+    ax.figure.colorbar(image, ax=ax).set_label("mean attention on position 0, i ≥ 16")
+    return ax
+
+
+def distance_by_depth(result: TrajectoryResult, ax: Axes | None = None, *, condition: str = BASELINE) -> Axes:
+    """Relative distances of trajectories and their departure from running alone, by depth, on a log scale.
+
+    Distances of exactly 0 lie on the lower edge. Points are means; bars are intervals of the distance between first
+    tokens.
+
+    Parameters
+    ----------
+    result : TrajectoryResult
+        Of :func:`posstats.trajectory`.
+    ax : matplotlib.axes.Axes, optional
+        Where to draw.
+    condition : str
+        Condition to draw.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+
+    Raises
+    ------
+    InputError
+        If the result lacks the condition.
+
+    Examples
+    --------
+    >>> import posstats as ps
+    >>> ds = ps.simulate(n=30, length=32, layers=2, seed=0).dataset
+    >>> ds["trajectory_departure"] = 0 * ds.residual_norm.isel(query=0, drop=True)
+    >>> distance_by_depth(ps.trajectory(ds)).get_xlabel()
+    'depth (blocks passed)'
+    """
+    table = _rows(result.table, condition=condition)
+    tolerance = float(table.tolerance.max())
+    ax = _axes(ax, (6.4, 3.6))
+    floor = tolerance * 1e-6
+    for quantity, (colour, marker) in _QUANTITIES.items():
+        rows = table[table.quantity == quantity].sort_values("depth")
+        if rows.empty:
+            continue
+        # A limit at or below 0 is cut at the lower edge of a log scale.
+        at = np.maximum(rows.estimate, floor)
+        bars = [at - np.maximum(rows.low, floor), np.maximum(rows.high, at) - at]
+        label = {"departure": "from running alone"}.get(quantity, f"{quantity} first tokens")
+        ax.errorbar(
+            rows.depth,
+            at,
+            yerr=bars if quantity == "between" else None,
+            color=colour,
+            marker=marker,
+            markersize=4,
+            linewidth=1,
+            capsize=2,
+            label=label,
+        )
+    ax.axhline(tolerance, color=_GREY, linewidth=0.8, linestyle="--", label=f"rounding, {tolerance:g}")
+    ax.set_yscale("log")
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    ax.set_xlabel("depth (blocks passed)")
+    ax.set_ylabel("relative distance")
+    ax.legend(frameon=False, fontsize="small")
+    return _captioned(ax, result, f"{condition}; ")
+
+
+def identification_by_layer(result: IdentificationResult, ax: Axes | None = None) -> Axes:
+    """Accuracy with which the first token is identified from what heads pass on, by layer.
+
+    Parameters
+    ----------
+    result : IdentificationResult
+        The `identification` of :func:`posstats.trajectory`, with rows of one condition.
+    ax : matplotlib.axes.Axes, optional
+        Where to draw.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+
+    Raises
+    ------
+    InputError
+        If the result has no condition or several.
+    """
+    table = result.table
+    if table.condition.nunique() != 1:
+        raise InputError(f"This figure needs one condition; the result has {table.condition.nunique()}.")
+    ax = _axes(ax, (6.4, 3.6))
+    by_layer = table[table.layers != "all"]
+    for (heads, rows), (colour, marker, label) in zip(
+        by_layer.groupby("heads", sort=False), _HEADS.values(), strict=True
+    ):
+        everywhere = table[(table.layers == "all") & (table.heads == heads)].estimate.iloc[0]
+        _lines(ax, rows.layers.astype(int), rows, colour, marker, f"{label} (all layers: {everywhere:.2f})")
+    chance = float(table.chance.iloc[0])
+    ax.axhline(chance, color=_GREY, linewidth=0.8, linestyle="--", label=f"chance, {chance:.2g}")
+    ax.set_ylim(-0.03, 1.03)
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    ax.set_xlabel("layer")
+    ax.set_ylabel("first token identified (fraction)")
+    ax.legend(frameon=False, fontsize="small")
+    return _captioned(ax, result)
+
+
+def displacement_by_depth(result: ReaderResult, ax: Axes | None = None) -> Axes:
+    """Displacement of the residual terms against the depth from which on the trajectory is another token's.
+
+    Parameters
+    ----------
+    result : ReaderResult
+        Of :func:`posstats.readers`; several tokens are drawn with a line each.
+    ax : matplotlib.axes.Axes, optional
+        Where to draw.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+
+    Examples
+    --------
+    >>> import posstats as ps
+    >>> ds = ps.simulate(n=30, length=48, conditions=["baseline", "bos=token:7"], seed=0).dataset
+    >>> displacement_by_depth(ps.readers(ds, epsilon=0.06)).get_ylabel()
+    'displacement of the residual (nats²)'
+    """
+    table = result.table
+    ax = _axes(ax, (6.4, 3.6))
+    tokens = list(dict.fromkeys(table.token))
+    for k, token in enumerate(tokens):
+        for quantity, (colour, marker, label) in _HEADS.items():
+            rows = table[(table.token == token) & (table.quantity == quantity)].sort_values("depth")
+            several = len(tokens) > 1
+            marker = _MARKERS[k % len(_MARKERS)] if several else marker
+            _lines(ax, rows.depth, rows, colour, marker, f"{label}, token {token}" if several else label)
+    shown = table[table.quantity.isin(_HEADS)]
+    if (shown.low > 0).all():
+        ax.set_yscale("log")
+    else:
+        ax.axhline(0, color=_GREY, linewidth=0.8, linestyle=":", zorder=0)
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    ax.set_xlabel("depth from which on the trajectory is replaced")
+    ax.set_ylabel("displacement of the residual (nats²)")
+    ax.legend(frameon=False, fontsize="small")
+    return _captioned(ax, result)
+
+
+def anchoring_by_position(result: SinkResult, ax: Axes | None = None) -> Axes:
+    """Attention on the BOS token at P and on position 0, over the sink-reading heads, against P.
+
+    Parameters
+    ----------
+    result : SinkResult
+        Of :func:`posstats.sinks`, of a dump with conditions `bos@P`.
+    ax : matplotlib.axes.Axes, optional
+        Where to draw.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+
+    Raises
+    ------
+    InputError
+        If the result has no condition `bos@P`.
+    """
+    table = result.contrasts.table
+    table = table[table.contrast == "bos_minus_position0"]
+    if table.empty:
+        raise InputError("This figure needs conditions bos@P, and the dump has none.")
+    ax = _axes(ax, (6.4, 3.6))
+    at = [name.removeprefix("bos@") for name in table.condition]
+    for column, label, colour, marker in (
+        ("attention", "BOS token at P", COLOURS[1], "s"),
+        ("reference_attention", "position 0", COLOURS[2], "o"),
+    ):
+        ax.plot(at, table[column], color=colour, marker=marker, markersize=4, linewidth=1, label=label)
+    ax.errorbar(
+        at,
+        table.estimate,
+        yerr=[table.estimate - table.low, table.high - table.estimate],
+        color="black",
+        marker="D",
+        markersize=4,
+        linewidth=1,
+        capsize=2,
+        label="difference",
+    )
+    ax.axhline(0, color=_GREY, linewidth=0.8, linestyle=":", zorder=0)
+    ax.set_xlabel("position P of the BOS token")
+    ax.set_ylabel("mean attention of sink-reading heads")
+    ax.legend(frameon=False, fontsize="small")
+    return _captioned(ax, result)
+
+
+def _rows(table: pd.DataFrame, *, condition: str) -> pd.DataFrame:
+    rows = table[table.condition == condition]
+    if rows.empty:
+        present = ", ".join(dict.fromkeys(table.condition))
+        raise InputError(f"The result has no condition {condition}; it has {present}.")
+    return rows
+
+
+def _lines(ax: Axes, at: pd.Series, rows: pd.DataFrame, colour: str, marker: str, label: str) -> None:
+    bars = [rows.estimate - rows.low, rows.high - rows.estimate]
+    ax.errorbar(
+        at, rows.estimate, yerr=bars, color=colour, marker=marker, markersize=4, linewidth=1, capsize=2, label=label
+    )
+
+
+def _axes(ax: Axes | None, size: tuple[float, float]) -> Axes:
+    return Figure(figsize=size, layout="constrained").add_subplot() if ax is None else ax
+
+
+def _captioned(ax: Axes, result: Result, before: str = "") -> Axes:
+    """Name the intervals: their level and the resampling unit."""
+    level, documents = float(str(result.settings["level"])), result.settings["n_documents"]
+    text = f"{before}bars: {100 * level:g}% intervals, resampling unit: document (G = {documents})"
+    ax.set_title(text, fontsize="small", loc="left")
+    return ax

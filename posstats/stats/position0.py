@@ -1,0 +1,245 @@
+"""Position 0: how much it is read, how far its trajectories lie apart, and what moving it moves (docs/method.md, 7)."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import expit
+
+from posstats.errors import NumericalError
+from posstats.stats.components import LayerField
+from posstats.stats.evaluate import pair_count
+from posstats.stats.replicates import evaluate_at
+from posstats.stats.terms import Array, reference
+
+#: Queries before this one do not count towards the attention on position 0.
+FIRST_SINK_QUERY = 16
+_BLOCK_BYTES = 2**26
+
+
+def late_attention(
+    sink_logit: Array, log_denominator_rest: Array, visible_keys: NDArray[np.integer], first: int = FIRST_SINK_QUERY
+) -> Array:
+    """Mean attention on position 0 over the queries ``i >= first``.
+
+    Parameters
+    ----------
+    sink_logit : ndarray, shape (..., query)
+        ``s[i, 0]``, NaN where position 0 is not visible.
+    log_denominator_rest : ndarray, shape (..., query)
+        ``log Zrest[i]``, a learned sink included.
+    visible_keys : ndarray of int, shape (query,)
+        Keys visible to each query.
+    first : int
+        First query that counts; there must be one.
+
+    Returns
+    -------
+    ndarray, shape (...)
+        ``A0[i] = exp s[i, 0] / Z[i]``, averaged; 0 where position 0 is not visible.
+
+    Raises
+    ------
+    NumericalError
+        If a value is not finite although position 0 is visible.
+
+    Examples
+    --------
+    >>> late_attention(np.zeros(4), np.log([1.0, 1.0, 3.0, 1.0]), np.arange(1, 5), first=2).round(3)
+    np.float64(0.375)
+    """
+    queries = np.arange(sink_logit.shape[-1])[first:]
+    sink = np.asarray(sink_logit, dtype=np.float64)[..., first:]
+    rest = np.asarray(log_denominator_rest, dtype=np.float64)[..., first:]
+    hidden = np.asarray(visible_keys)[first:] <= queries
+    sink = np.where(hidden & np.isnan(sink), -np.inf, sink)
+    if np.isnan(sink).any() or np.isposinf(sink).any() or not np.isfinite(rest).all():
+        raise NumericalError("The dump holds logits on position 0 or denominators that are not finite.")
+    attention: Array = expit(sink - rest).mean(axis=-1)
+    return attention
+
+
+def queries_that_see_position_0(visible_keys: NDArray[np.integer], first: int = FIRST_SINK_QUERY) -> int:
+    """Number of queries ``i >= first`` whose window holds position 0."""
+    visible = np.asarray(visible_keys)
+    return int((visible > np.arange(len(visible)))[first:].sum())
+
+
+def relative_distances(x: Array) -> Array:
+    """Relative distances ``||a - b|| / ((||a|| + ||b||) / 2)`` between all rows.
+
+    From differences: inner products, and the angles made of them, lose half of the digits between near vectors.
+
+    Parameters
+    ----------
+    x : ndarray, shape (sequence, hidden)
+
+    Returns
+    -------
+    ndarray, shape (sequence, sequence)
+        Between 0 and 2; 0 between two zero vectors.
+
+    Examples
+    --------
+    >>> relative_distances(np.array([[3.0, 4.0], [3.0, 4.0], [0.0, 5.0]])).round(3).tolist()
+    [[0.0, 0.0, 0.632], [0.0, 0.0, 0.632], [0.632, 0.632, 0.0]]
+    """
+    x = np.asarray(x, dtype=np.float64)
+    norm = np.linalg.norm(x, axis=1)
+    distance = np.stack([np.linalg.norm(x - row, axis=1) for row in x])
+    scale = (norm[:, None] + norm) / 2
+    return np.divide(distance, scale, out=np.zeros_like(distance), where=scale > 0)
+
+
+def pair_mean_at(values: Array, chosen: NDArray[np.bool_], code: NDArray[np.int64], weights: Array) -> Array:
+    """Mean over chosen pairs of sequences from different documents, at document weights.
+
+    Parameters
+    ----------
+    values : ndarray, shape (sequence, sequence)
+        Symmetric.
+    chosen : ndarray of bool, shape (sequence, sequence)
+        Which pairs count; those within a document never do.
+    code : ndarray of int, shape (sequence,)
+        Document of each sequence, 0 .. G - 1.
+    weights : ndarray, shape (replicate, document)
+
+    Returns
+    -------
+    ndarray, shape (replicate,)
+        NaN in a replicate without such a pair.
+    """
+    member = np.eye(weights.shape[1])[code]
+    counted = chosen & (code[:, None] != code)
+    total, count = (member.T @ x @ member for x in (np.where(counted, values, 0.0), counted.astype(np.float64)))
+    above, below = (((weights @ x) * weights).sum(axis=1) for x in (total, count))
+    return np.divide(above, below, out=np.full_like(above, np.nan), where=below > 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Displacement:
+    """How far a condition moves the residual-stream terms of one layer, reduced to what document weights need.
+
+    The paired difference ``u_n[i,d] = residual_condition - residual_baseline``, either side with the reference of its
+    own sequences, is ``x_n[i,d] + f[i] - r[d]``: x the difference of log attention, f and r those of ``log Zref`` and
+    of the reference logits, which all sequences share and which are re-estimated at every set of weights. The
+    displacement of a head is ``mean over i, d of [ mean over pairs (n, m) of u_n[i,d] u_m[i,d] ]``, (n, m) from
+    different documents.
+
+    Attributes
+    ----------
+    gram : ndarray, shape (head, document, document)
+        Mean over queries and offsets of products of per-document sums of x, zero diagonal.
+    by_query, by_offset : ndarray, shapes (document, head, query) and (document, head, offset)
+        Per-document sums of x, averaged over the offsets and over the queries.
+    fields : (LayerField, LayerField)
+        The condition and the baseline.
+    queries : ndarray of int
+        Analysed queries.
+    """
+
+    gram: Array
+    by_query: Array
+    by_offset: Array
+    fields: tuple[LayerField, LayerField]
+    queries: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, condition: LayerField, baseline: LayerField, queries: NDArray[np.int64]) -> "Displacement":
+        """Reduce one layer of two paired conditions.
+
+        Parameters
+        ----------
+        condition, baseline : LayerField
+            The same sequences.
+        queries : ndarray of int
+            Analysed queries; all offsets must exist at every one of them.
+
+        Returns
+        -------
+        Displacement
+
+        Raises
+        ------
+        NumericalError
+            If log attention is not finite at an analysed query.
+        """
+        both = [
+            field.logit[:, :, queries] + (field.rest_share[:, :, queries] + field.rest[:, :, queries])[..., None]
+            for field in (condition, baseline)
+        ]
+        if not all(np.isfinite(one).all() for one in both):
+            raise NumericalError(
+                "Log attention is not finite at an analysed query: position 0 takes all attention, or the dump "
+                "holds NaN."
+            )
+        x = both[0] - both[1]
+        flat = np.moveaxis(x, 1, 0).reshape(x.shape[1], x.shape[0], -1)
+        gram = flat @ flat.transpose(0, 2, 1) / flat.shape[-1]
+        diagonal = np.arange(x.shape[0])
+        gram[:, diagonal, diagonal] = 0.0
+        return cls(gram, x.mean(axis=3), x.mean(axis=2), (condition, baseline), queries)
+
+    def at(self, weights: Array) -> Array:
+        """Displacement of every head at document weights.
+
+        Parameters
+        ----------
+        weights : ndarray, shape (replicate, document)
+
+        Returns
+        -------
+        ndarray, shape (replicate, head)
+            Nats squared.
+        """
+        row_bytes = 8 * 8 * self.fields[0].lag_mean[0].size  # both references, and what they are made of
+        return evaluate_at(self._at, weights, _BLOCK_BYTES, row_bytes)
+
+    def products(self) -> Array:
+        """Products of whole per-document differences at the estimate: what a sign-flip test flips.
+
+        Returns
+        -------
+        ndarray, shape (head, document, document)
+            Symmetric, zero diagonal.
+        """
+        n = self.fields[0].sequences
+        f, r = (one[0] for one in self._shared(np.ones((1, len(n)))))
+        with_shared = ((self.by_query * f).mean(axis=-1) - (self.by_offset * r).mean(axis=-1)).T  # (head, document)
+        paired = with_shared[:, :, None] * n
+        products = self.gram + paired + paired.transpose(0, 2, 1) + _square(f, r)[:, None, None] * np.outer(n, n)
+        diagonal = np.arange(len(n))
+        products[:, diagonal, diagonal] = 0.0
+        return products
+
+    def _at(self, weights: Array) -> Array:
+        n = self.fields[0].sequences
+        f, r = self._shared(weights)
+        # A document pairs with the sequences of all others.
+        partners = weights * ((weights @ n)[:, None] - weights * n)
+        direct = ((weights @ self.gram) * weights).sum(axis=-1).T
+        with_shared = (np.tensordot(partners, self.by_query, axes=1) * f).mean(axis=-1)
+        with_shared -= (np.tensordot(partners, self.by_offset, axes=1) * r).mean(axis=-1)
+        pairs = pair_count(weights, n)[:, None]
+        products = direct + 2 * with_shared
+        mean = np.divide(products, pairs, out=np.full_like(products, np.nan), where=pairs > 0)
+        return mean + _square(f, r)
+
+    def _shared(self, weights: Array) -> tuple[Array, Array]:
+        """What all sequences share: f, (replicate, head, query), and r, (replicate, head, offset)."""
+        logs, logits = [], []
+        for field in self.fields:
+            seen = np.isfinite(field.lag_mean[0])  # lags that no query sees are -inf in every sequence
+            sums = np.tensordot(weights, np.where(seen, field.lag_mean, 0.0), axes=1)
+            total = np.maximum(weights @ field.sequences, np.finfo(np.float64).tiny)
+            mean = np.where(seen, sums / total[:, None, None], -np.inf)
+            ref = reference(mean, field.visible_keys, field.learned_sink)
+            logs.append(ref.log_denominator[..., self.queries])
+            logits.append(ref.logit[..., field.offsets])
+        return logs[0] - logs[1], logits[0] - logits[1]
+
+
+def _square(f: Array, r: Array) -> Array:
+    """Mean over queries and offsets of ``(f[i] - r[d])^2``."""
+    square: Array = (f**2).mean(axis=-1) - 2 * f.mean(axis=-1) * r.mean(axis=-1) + (r**2).mean(axis=-1)
+    return square
