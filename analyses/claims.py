@@ -1,0 +1,28 @@
+"""The ledger of one dump: every claim about a single model, with the verdict that follows from its criterion."""
+
+import xarray as xr
+
+import posstats as ps
+from posstats import figures_claims
+from posstats.analysis import Findings, Quantity
+from posstats.config import InferenceConfig
+from posstats.verdicts import CRITERIA, WHOLE
+
+
+def analyse(ds: xr.Dataset, inference: InferenceConfig) -> Findings:
+    ledger = ps.claims(ds, **inference.options())
+    claims = ledger.table[ledger.table.part == WHOLE]
+    by_verdict = claims.groupby("verdict", sort=False).claim.agg(", ".join)
+    return Findings(
+        tables={"claims": ledger},
+        figures={"verdicts": figures_claims.verdict_grid(ledger)},
+        headline=[
+            Quantity(
+                f"claims {verdict}",
+                "claims",
+                int((claims.verdict == verdict).sum()),
+                note=f"{names}; of {len(CRITERIA)}",
+            )
+            for verdict, names in by_verdict.items()
+        ],
+    )

@@ -1,0 +1,290 @@
+"""Contrasts of two architectures: values at document weights, and an interval over documents and training runs.
+
+Documents and training runs are two crossed samples: every run of an architecture reads the same documents. A statement
+about an architecture needs both variances; with one run of each, intervals speak of new documents alone.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats as sps
+
+from posstats.errors import DesignError
+from posstats.stats.components import LayerField, Statistics
+from posstats.stats.evaluate import evaluate, pair_products
+from posstats.stats.resample import Interval, interval, pair_weights
+from posstats.stats.terms import Array
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Components wanted of every layer; the absence of the first one is tested.
+
+    Attributes
+    ----------
+    kernel : callable
+        Sufficient statistics of one layer, as :func:`posstats.stats.components.share_statistics`.
+    queries, offsets : ndarray of int
+        The bin.
+    """
+
+    kernel: Callable[[LayerField, NDArray[np.int64], NDArray[np.int64]], Statistics]
+    queries: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSums:
+    """Components of one recipe, summed over the heads of each layer.
+
+    Attributes
+    ----------
+    value : ndarray, shape (weights, layer, component)
+        At all documents; without each document; without each pair of documents.
+    products : ndarray, shape (document, document)
+        Products of the first component, summed over heads and layers, for
+        :func:`posstats.stats.resample.sign_flip_test`.
+    """
+
+    value: Array
+    products: Array
+
+
+def layer_sums(fields: Iterable[LayerField], recipes: Sequence[Recipe], pairs: NDArray[np.int64]) -> list[LayerSums]:
+    """Evaluate recipes layer by layer: from all documents, and with one and with two documents left out.
+
+    Parameters
+    ----------
+    fields : iterable of LayerField
+        One layer after the other.
+    recipes : sequence of Recipe
+    pairs : ndarray of int, shape (pair, 2)
+        Documents left out together (:func:`posstats.stats.resample.document_pairs`); may be empty.
+
+    Returns
+    -------
+    list of LayerSums
+        One per recipe.
+    """
+    values: list[list[Array]] = [[] for _ in recipes]
+    products: list[Array | None] = [None] * len(recipes)
+    for field in fields:
+        n = len(field.sequences)
+        weights = np.concatenate([np.ones((1, n)), 1 - np.eye(n), pair_weights(n, pairs)])
+        statistics = [one.kernel(field, one.queries, one.offsets) for one in recipes]
+        for k, (one, found) in enumerate(zip(statistics, evaluate(statistics, weights), strict=True)):
+            values[k].append(found.value.sum(axis=1))
+            product = pair_products(one, [0])[:, 0].sum(axis=0)
+            before = products[k]
+            products[k] = product if before is None else before + product
+    return [
+        LayerSums(np.stack(value, axis=1), product)
+        for value, product in zip(values, products, strict=True)
+        if product is not None
+    ]
+
+
+def depth_slope(by_layer: Array) -> Array:
+    """Least-squares slope on relative depth, ``layer / (L - 1)``: the change from the first layer to the last.
+
+    Parameters
+    ----------
+    by_layer : ndarray, shape (..., layer)
+
+    Returns
+    -------
+    ndarray, shape (...)
+
+    Raises
+    ------
+    DesignError
+        With fewer than 2 layers.
+
+    Examples
+    --------
+    >>> float(depth_slope(np.array([1.0, 1.5, 2.0])))
+    1.0
+    """
+    layers = by_layer.shape[-1]
+    if layers < 2:
+        raise DesignError(f"A slope on depth needs at least 2 layers; this model has {layers}.")
+    x = np.linspace(0.0, 1.0, layers) - 0.5
+    slope: Array = by_layer @ (x / (x @ x))
+    return slope
+
+
+@dataclass(frozen=True, slots=True)
+class RunValues:
+    """Values of the runs of one architecture, all read on the same documents.
+
+    Attributes
+    ----------
+    at_all : ndarray, shape (run, value)
+        From all documents.
+    left_out : ndarray, shape (document, run, value)
+        Without each document.
+    pairs : ndarray of int, shape (pair, 2)
+        Documents left out together; none for the plain jackknife.
+    pair_left_out : ndarray, shape (pair, run, value)
+        Without both.
+    """
+
+    at_all: Array
+    left_out: Array
+    pairs: NDArray[np.int64]
+    pair_left_out: Array
+
+    @classmethod
+    def of(cls, values: Array, n_documents: int, pairs: NDArray[np.int64]) -> "RunValues":
+        """Split values (weights, run, value) in the order of :class:`LayerSums`."""
+        return cls(values[0], values[1 : n_documents + 1], pairs, values[n_documents + 1 :])
+
+    @property
+    def n_runs(self) -> int:
+        """Training runs."""
+        return len(self.at_all)
+
+
+@dataclass(frozen=True, slots=True)
+class Contrast:
+    """An estimate over runs and documents; every field is (value,).
+
+    Attributes
+    ----------
+    estimate, se, low, high, p, df : ndarray
+        Mean over runs (or its difference), standard error, t interval, two-sided p-value of 0, degrees of freedom.
+    se_documents, se_runs : ndarray
+        The two parts of the standard error; the latter is 0 where runs were not replicated.
+    """
+
+    estimate: Array
+    se: Array
+    low: Array
+    high: Array
+    p: Array
+    df: Array
+    se_documents: Array
+    se_runs: Array
+
+
+def contrast_runs(
+    sides: Sequence[RunValues],
+    *,
+    same_documents: bool = True,
+    pair_runs: bool = False,
+    method: str = "corrected_jackknife",
+    level: float = 0.95,
+    squared: bool = False,
+) -> Contrast:
+    """Mean over runs of one side, or the second side's less the first's, with variance over runs and documents.
+
+    ``variance = s_run^2 / k + V_doc``. ``V_doc`` is the jackknife variance of the run-averaged estimate, the documents
+    left out of all runs at once (and of both sides, if they read the same ones; else one per side). ``s_run^2`` is the
+    variance of run-level estimates, per side, or of their differences for paired runs. The part of the noise that
+    belongs to one document in one run is in both, so that the sum errs on the long side. Degrees of freedom by
+    Satterthwaite: ``variance^2 / sum(part^2 / df)`` over the parts, ``k - 1`` each for runs.
+
+    Parameters
+    ----------
+    sides : sequence of RunValues
+        One or two.
+    same_documents : bool
+        Whether both sides were read on the same documents, which are then left out of both.
+    pair_runs : bool
+        Whether run r of one side belongs with run r of the other.
+    method : {"corrected_jackknife", "jackknife"}
+        Jackknife over documents.
+    level : float
+        Confidence level.
+    squared : bool
+        Whether the value is a mean of squares (see :func:`posstats.stats.resample.interval`); of use for one side
+        without replicated runs.
+
+    Returns
+    -------
+    Contrast
+
+    Raises
+    ------
+    DesignError
+        If runs are replicated on one side only, or paired runs differ in number.
+
+    Notes
+    -----
+    The two-way form for crossed samples, without the subtraction of the interaction, which can leave a negative
+    variance: A. B. Owen (2007), The pigeonhole bootstrap, Annals of Applied Statistics 1, 386-411,
+    doi:10.1214/07-AOAS122. Degrees of freedom: F. E. Satterthwaite (1946), doi:10.2307/3002019.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> x = rng.normal(size=(30, 3, 1)) + rng.normal(size=(30, 1, 1))  # documents, runs
+    >>> left_out = (x.sum(axis=0) - x) / 29
+    >>> runs = RunValues(x.mean(axis=0), left_out, np.empty((0, 2), int), left_out[:0])
+    >>> found = contrast_runs([runs], method="jackknife")
+    >>> bool(found.se[0] > found.se_documents[0] > found.se_runs[0] > 0)
+    True
+    """
+    signs = (1.0,) if len(sides) == 1 else (-1.0, 1.0)
+    check_runs([side.n_runs for side in sides], pair_runs=pair_runs)
+    replicated = sides[0].n_runs > 1
+    signed = list(zip(signs, sides, strict=True))
+    groups = [signed] if same_documents else [[one] for one in signed]
+    documents = [_over_documents(group, method, level, squared) for group in groups]
+    if not replicated and len(documents) == 1:
+        x = documents[0]
+        return Contrast(x.estimate, x.se, x.low, x.high, x.p, x.df, x.se, np.zeros_like(x.se))
+    parts = [(x.se**2, x.df) for x in documents]
+    runs: list[tuple[Array, float]] = []
+    if replicated:
+        by_run = [sign * side.at_all for sign, side in signed]
+        samples = [np.sum(by_run, axis=0)] if pair_runs else by_run
+        runs = [(np.var(sample, axis=0, ddof=1) / len(sample), len(sample) - 1.0) for sample in samples]
+    estimate = np.sum([x.estimate for x in documents], axis=0)
+    return _two_way(estimate, parts, runs, level)
+
+
+def check_runs(n_runs: Sequence[int], *, pair_runs: bool) -> None:
+    """Raise DesignError unless runs are replicated on all sides or on none, and paired runs are as many."""
+    if max(n_runs) > 1 and min(n_runs) == 1:
+        raise DesignError(
+            "Training runs are replicated on one side only, so how runs of the other vary is unknown; "
+            "give at least 2 runs of each, or one of each."
+        )
+    if pair_runs and len(set(n_runs)) > 1:
+        raise DesignError(f"Paired runs need as many on both sides, not {' and '.join(map(str, n_runs))}.")
+
+
+def _over_documents(group: Sequence[tuple[float, RunValues]], method: str, level: float, squared: bool) -> Interval:
+    """Interval of the run-averaged estimate over the documents that the sides of a group share."""
+
+    def combined(name: str, axis: int) -> Array:
+        total: Array = np.sum([sign * getattr(side, name).mean(axis=axis) for sign, side in group], axis=0)
+        return total
+
+    return interval(
+        combined("at_all", 0),
+        combined("left_out", 1),
+        pairs=group[0][1].pairs,
+        pair_left_out=combined("pair_left_out", 1),
+        squared=squared,
+        method=method,
+        level=level,
+    )
+
+
+def _two_way(
+    estimate: Array, documents: Sequence[tuple[Array, Array]], runs: Sequence[tuple[Array, float]], level: float
+) -> Contrast:
+    over_documents = np.sum([variance for variance, _ in documents], axis=0)
+    over_runs = np.sum([variance for variance, _ in runs], axis=0) if runs else np.zeros_like(over_documents)
+    variance = over_documents + over_runs
+    spread = np.sum([part**2 / np.asarray(of_part) for part, of_part in [*documents, *runs]], axis=0)
+    df = np.divide(variance**2, spread, out=np.full(variance.shape, np.nan), where=spread > 0)
+    se = np.sqrt(variance)
+    half = sps.t.ppf(0.5 + level / 2, df) * se
+    with np.errstate(invalid="ignore", divide="ignore"):
+        p = np.where(se > 0, 2 * sps.t.sf(np.abs(estimate) / se, df), np.nan)
+    return Contrast(estimate, se, estimate - half, estimate + half, p, df, np.sqrt(over_documents), np.sqrt(over_runs))
