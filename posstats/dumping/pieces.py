@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -157,10 +158,9 @@ class Pieces:
         """
         target = self.folder / "frame.npz"
         if not target.exists():
-            temporary = self._temporary(target)
-            with temporary.open("wb") as file:
-                np.savez(file, allow_pickle=False, **frame)
-            replace_durably(temporary, target)
+            packed = BytesIO()
+            np.savez(packed, allow_pickle=False, **frame)
+            self._write(target, packed.getvalue())
         found = self._frame()
         differ = sorted(name for name in frame if not np.array_equal(found[name], frame[name]))
         if differ:
