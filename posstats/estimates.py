@@ -98,6 +98,7 @@ def leakage(
         for cell in estimates([one], leakage_statistics, _leakage, bins=bins, by=by, inference=inference, squared=True):
             rows.append(_row(condition, cell, 0) | {"p": cell.absence_p[0]})
     table = adjusted(pd.DataFrame(rows), ["condition", "queries"], adjust, {"p": "q"})
+    notes += inference.few_flips(table.groupby(["condition", "queries"]).size().max())
     return LeakageResult(table, settings | inference.settings(), notes)
 
 
@@ -159,6 +160,7 @@ def shares(
     # The share of `relative` is 0 by construction, not by estimation: there is nothing to test.
     table.loc[table.term == "relative", "p"] = np.nan
     table = adjusted(table, ["condition", "queries", "term"], adjust, {"p": "q"})
+    notes += inference.few_flips(table.groupby(["condition", "queries", "term"]).size().max())
     return ShareResult(_ordered(table.drop(columns="leakage_p")), settings | inference.settings(), notes)
 
 
@@ -224,6 +226,7 @@ def magnitude(
                 p = absence_p.get(k, np.nan)
                 rows.append(_row(condition, cell, k) | {"term": term, "p": p})
     table = adjusted(pd.DataFrame(rows), ["condition", "queries", "term"], adjust, {"p": "q"})
+    notes += inference.few_flips(table.groupby(["condition", "queries", "term"]).size().max())
     return MagnitudeResult(_ordered(table), settings | inference.settings(), notes)
 
 
@@ -297,6 +300,7 @@ def removal(
     table = adjusted(pd.DataFrame(rows), family, adjust, {"baseline_p": "baseline_q"})
     table = _withheld(table, table.baseline_q, table.baseline_magnitude, level, "nothing to remove at baseline")
     table = adjusted(table, family, adjust, {"p": "q"}).drop(columns="baseline_p")
+    notes += inference.few_flips(table.groupby(family).size().max())
     return RemovalResult(_ordered(table), settings | inference.settings() | {"baseline": baseline}, notes)
 
 

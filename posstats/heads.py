@@ -17,15 +17,13 @@ from posstats.stats.evaluate import evaluate
 from posstats.stats.mixed import fit_mixed
 from posstats.stats.multiplicity import adjust as adjust_p
 from posstats.stats.resample import (
-    SignFlips,
     check_interval_options,
     corrected_error,
     document_pairs,
     jackknife_error,
     pair_weights,
-    random_signs,
-    sign_flip_test,
 )
+from posstats.stats.sign_flips import SignFlips, random_signs, sign_flip_test
 from posstats.stats.terms import Array, reference
 from posstats.vocabulary import LOG_ATTENTION, RESIDUAL, RESIDUAL_TERMS
 

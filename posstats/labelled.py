@@ -190,7 +190,10 @@ def layer_fields(data: xr.Dataset) -> Iterator[tuple[int, LayerField]]:
     codes, _ = document_codes(data)
     sequences = np.bincount(codes).astype(np.float64)
     offsets = data.offset.values.astype(np.int64)
-    for index, label in enumerate(data.layer.values.tolist()):
+    labels = data.layer.values.tolist()
+    # In the order of their labels: sums over layers then have the same last digit in whatever order the layers come.
+    for index in np.argsort(labels, kind="stable").tolist():
+        label = labels[index]
         visible = data.visible_keys.isel(layer=index).values.astype(np.int64)
         learned = data.learned_sink.isel(layer=index).values.astype(np.float64)
         logit, rest_share, rest, lag_mean = of_layer(data.isel(layer=index), visible, learned)

@@ -4,19 +4,15 @@ Only per-document statistics of one layer are alive at a time. Components of a h
 belongs to (a layer, a head, the model); the estimand, a function of the sums, is applied when a group is complete.
 """
 
-import os
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 import xarray as xr
-from threadpoolctl import ThreadpoolController
 
 from posstats.errors import DesignError, InputError
 from posstats.labelled import document_codes, layer_fields
+from posstats.side_by_side import side_by_side
 from posstats.stats.components import LayerField, Statistics, analysed_queries, octave_bins
 from posstats.stats.evaluate import evaluate, pair_products
 from posstats.stats.resample import (
@@ -28,20 +24,15 @@ from posstats.stats.resample import (
     interval,
     jackknife_error,
     pair_weights,
-    random_signs,
     replicate_blocks,
-    sign_flip_test,
 )
+from posstats.stats.sign_flips import random_signs, sign_flip_test
 from posstats.stats.terms import Array
 
 #: Interval methods that leave documents out and draw no replicates.
 JACKKNIFES = ("jackknife", "corrected_jackknife")
 #: Early queries, where the paper looks at BOS replacement.
 EARLY = (2, 16)
-#: Layers evaluated at once; more only wait for the file.
-_MAXIMUM_THREADS = 8
-_Given = TypeVar("_Given")
-_Made = TypeVar("_Made")
 StatisticsKernel = Callable[[LayerField, np.ndarray, np.ndarray], Statistics]
 #: Components summed over a group, shape (..., source, component) -> values of the estimand, shape (..., value).
 Estimand = Callable[[Array], Array]
@@ -90,6 +81,15 @@ class Inference:
             "seed": self.seed,
             "resampling_unit": "document",
         }
+
+    def few_flips(self, family: int) -> tuple[str, ...]:
+        """A note where a family of tests is so large that one alone could never be significant."""
+        if family <= (1 - self.level) * (self.n_permutations + 1):
+            return ()
+        return (
+            f"{self.n_permutations} sign flips cannot make a single one of {family} tests significant; "
+            f"n_permutations of {20 * family} or more would",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +240,7 @@ def estimates(
         (labelled[0][0], [one for _, one in labelled])
         for labelled in zip(*(layer_fields(source) for source in sources), strict=True)
     )
-    for layer, evaluated in _side_by_side(evaluated_layer, fields):
+    for layer, evaluated in side_by_side(evaluated_layer, fields):
         for h, head in enumerate(head_labels):
             labels = {"layer": layer, "head": head}
             key = tuple((dim, labels[dim]) for dim in by)
@@ -254,32 +254,6 @@ def estimates(
             yield from finish()
     if groups:
         yield from finish()
-
-
-def _side_by_side(
-    job: Callable[[_Given], _Made], labelled: Iterable[tuple[int, _Given]]
-) -> Iterator[tuple[int, _Made]]:
-    """Do a job for one layer after the other, in order, on as many threads as there are processors.
-
-    Linear algebra is kept to one thread meanwhile: the arrays of a layer are small, and the last digit of a result must
-    not depend on the number of processors. At most one layer per thread waits in memory.
-    """
-    n_threads = min(_MAXIMUM_THREADS, os.cpu_count() or 1)
-    libraries = ThreadpoolController()
-
-    def alone(given: _Given) -> _Made:
-        with libraries.limit(limits=1, user_api="blas"):
-            return job(given)
-
-    with ThreadPoolExecutor(n_threads) as pool:
-        waiting: deque[tuple[int, Future[_Made]]] = deque()
-        for label, given in labelled:
-            waiting.append((label, pool.submit(alone, given)))
-            if len(waiting) > n_threads:
-                first, future = waiting.popleft()
-                yield first, future.result()
-        for first, future in waiting:
-            yield first, future.result()
 
 
 def _check_paired(sources: Sequence[xr.Dataset]) -> None:

@@ -16,9 +16,8 @@ from posstats.stats.resample import (
     interval,
     jackknife_error,
     pair_weights,
-    random_signs,
-    sign_flip_test,
 )
+from posstats.stats.sign_flips import random_signs, sign_flip_test
 
 ROOT = Path(__file__).parents[1]
 N_DATASETS = 120

@@ -153,6 +153,8 @@ def test_arguments():
     with pytest.raises(DesignError, match="one head per layer"):
         fit_mixed(y[::6], layers[::6])
     assert fit_mixed(y[::6], layers[::6], sampling=np.full(12, 0.01)).n_heads == 12
+    with pytest.raises(DesignError, match="no head has an estimate"):
+        fit_mixed(np.full(4, np.nan), [0, 0, 1, 1], sampling=np.eye(4))
     with pytest.raises(DesignError, match="do not vary"):
         fit_mixed(np.full(72, 0.1), layers)
     with pytest.raises(DesignError, match="collinear"):

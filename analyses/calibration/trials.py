@@ -26,9 +26,8 @@ from posstats.stats.resample import (
     interval,
     jackknife_error,
     pair_weights,
-    random_signs,
-    sign_flip_test,
 )
+from posstats.stats.sign_flips import random_signs, sign_flip_test
 from posstats.stats.simulate import simulate_terms
 from posstats.stats.terms import Array, reference
 

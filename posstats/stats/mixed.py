@@ -174,6 +174,8 @@ def _check(
     if y.ndim != 1 or layer.shape != y.shape:
         raise InputError(f"estimates and layers must be (head,), got shapes {y.shape} and {layer.shape}")
     used = ~np.isnan(y)
+    if not used.any():
+        raise DesignError("no head has an estimate: there is nothing to model")
     x = np.ones((y.size, 1))
     if covariates is not None:
         columns = np.asarray(covariates, dtype=np.float64)
