@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 from posstats.attention_sinks import sinks
 from posstats.comparison import earlier_metrics
+from posstats.contrasts import contrast
 from posstats.decoders import decode, discriminate
 from posstats.estimates import leakage, magnitude, removal, shares
 from posstats.heads import model_level
 from posstats.labelled import decompose
+from posstats.ledger import claims
 from posstats.positions import position_tests
 from posstats.rehearsal import simulate
 from posstats.store import open_dump
@@ -47,6 +49,8 @@ _DUMP_WING = {
 
 __all__ = [
     "Sequences",
+    "claims",
+    "contrast",
     "decode",
     "decompose",
     "discriminate",

@@ -26,14 +26,8 @@ from posstats.stats.contrast import (
     depth_slope,
     layer_sums,
 )
-from posstats.stats.resample import (
-    DEFAULT_METHODS,
-    SignFlips,
-    check_interval_options,
-    document_pairs,
-    random_signs,
-    sign_flip_test,
-)
+from posstats.stats.resample import DEFAULT_METHODS, check_interval_options, document_pairs
+from posstats.stats.sign_flips import SignFlips, random_signs, sign_flip_test
 from posstats.stats.terms import Array
 from posstats.vocabulary import BASELINE, LOG_ATTENTION, RESIDUAL, RESIDUAL_TERMS
 

@@ -13,18 +13,23 @@ import pandas as pd
 
 from posstats import results_position0 as position0
 from posstats.results import LeakageResult, MagnitudeResult, PositionResult, RemovalResult, Result, ShareResult
+from posstats.results_claims import ClaimsResult, ContrastResult
 from posstats.results_decoding import DecodingResult, DiscriminationResult
 from posstats.stats.resample import INTERVAL_METHODS
 
 #: What every column of a table means, in the order of the columns.
 COLUMNS = {
+    "model": "which model the claims are tested on",
     "dump": "which dump the numbers come from",
+    "kind": "how the model came by its architecture: trained, adapted, or an inference-time variant",
+    "claim": "claim of docs/method.md, section 9",
     "condition": "intervention on the input",
     "layer": "layer, 0 is the first",
     "head": "query head",
     "queries": "query positions i analysed together; all: every analysed query, max offset < i < T - 1",
     "term": "term of log attention; residual = sink + logit_drift + denominator_drift",
-    "part": "decoding: score of a group of features, or its share",
+    "part": "decoding: score of a group of features, or its share; claims: part of the criterion, claim: all of it",
+    "criterion": "what has to hold, fixed in advance",
     "contrast": "which two numbers are compared",
     "quantity": "what is estimated",
     "layers": "layers whose heads are looked at; all: every layer together",
@@ -59,12 +64,19 @@ COLUMNS = {
     "baseline_magnitude": "residual-stream magnitude under the baseline, in nats squared",
     "baseline_q": "q-value of that magnitude; a removal is withheld unless it is below 1 - level",
     "t": "slope over its standard error",
-    "df": "degrees of freedom: documents - 1",
+    "df": "degrees of freedom: documents - 1, or those of the contrast",
+    "se_documents": "standard error over documents alone",
+    "se_runs": "standard error over training runs alone, 0 where they were not replicated",
     "spline_f": "F statistic of the natural spline, all 3 coefficients jointly",
     "spline_df1": "numerator degrees of freedom",
     "spline_df2": "denominator degrees of freedom",
     "spline_p": "p-value of the joint test",
     "spline_q": "spline_p adjusted over its family",
+    "n": "number of documents",
+    "runs": "number of training runs",
+    "rule": "what estimate or interval are held against",
+    "verdict": "what follows: supported, contradicted, inconclusive, not testable here",
+    "reason": "what is to be known about the row; where nothing could be tested, why",
     "note": "what is to be kept in mind",
 }
 _UNITS = {"leakage": "nats^2", "magnitude": "nats^2", "baseline_magnitude": "nats^2"}
@@ -83,6 +95,8 @@ _FAMILIES = {
     position0.ReaderResult: "all rows of the same quantity",
     DecodingResult: "all layers of the same condition and part",
     DiscriminationResult: "all layers of the same condition and part",
+    ContrastResult: "all rows of the same contrast and quantity",
+    ClaimsResult: "all p-values of one ledger, that is of one model and dump",
 }
 _ADJUSTMENTS = {"bh": "Benjamini-Hochberg", "by": "Benjamini-Yekutieli", "holm": "Holm"}
 #: LaTeX tables with more rows than this break over pages.
