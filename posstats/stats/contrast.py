@@ -45,7 +45,7 @@ class LayerSums:
         At all documents; without each document; without each pair of documents.
     products : ndarray, shape (document, document)
         Products of the first component, summed over heads and layers, for
-        :func:`posstats.stats.resample.sign_flip_test`.
+        :func:`posstats.stats.sign_flips.sign_flip_test`.
     """
 
     value: Array
