@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 
 import posstats as ps
 from analyses.train.corpus import Corpus
-from posstats.dumping.adapters import CONFIG, RECORD, TENSORS, base_digest
+from posstats.dumping.adapters import CONFIG, RECORD, TENSORS, base_digest, peft_wraps
 from posstats.dumping.checkpoints import weights_digest
 from posstats.errors import NumericalError
 from posstats.progress import progress
@@ -31,7 +31,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 }
 _LIBRARIES = ("torch", "transformers", "peft", "safetensors", "tokenizers")
 #: Sequences of the held-out loss that go through the model at once.
-_HELD_OUT_BATCH = 8
+_HELD_OUT_BATCH = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Settings:
     learning_rate: float = 1e-3
     warmup: int = 5
     clip: float = 1.0
-    held_out: int = 32
+    held_out: int = 16
     threads: int = 2
 
 
@@ -83,7 +83,17 @@ class Run:
         return f"{self.architecture}-{self.seed}"
 
 
-def train(run: Run, settings: Settings, corpus: Corpus, folder: Path, base: str, models_dir: Path, show: bool) -> None:
+def train(
+    run: Run,
+    settings: Settings,
+    corpus: Corpus,
+    folder: Path,
+    base: str,
+    models_dir: Path,
+    *,
+    before: dict[str, float],
+    show: bool = True,
+) -> None:
     """Train and put a finished folder in place by rename: an interrupted run leaves nothing behind.
 
     Parameters
@@ -96,6 +106,8 @@ def train(run: Run, settings: Settings, corpus: Corpus, folder: Path, base: str,
         Model that is continued.
     models_dir : Path
         Folder of converted models.
+    before : dict of str to float
+        Architecture -> held-out loss before training, which is the same for all of its runs: what is missing is added.
     show : bool
         Whether to show progress.
     """
@@ -113,8 +125,10 @@ def train(run: Run, settings: Settings, corpus: Corpus, folder: Path, base: str,
     config = LoraConfig(
         r=settings.rank, lora_alpha=settings.alpha, target_modules=list(settings.targets), task_type="CAUSAL_LM"
     )
-    adapted = get_peft_model(model, config)
-    before = held_out_loss(adapted, held_out.ids)
+    with peft_wraps():
+        adapted = get_peft_model(model, config)
+    if run.architecture not in before:
+        before[run.architecture] = held_out_loss(adapted, held_out.ids)
     batches = torch.from_numpy(sequences.ids).split(settings.batch)
     with progress(run.name, settings.steps, unit="step", show=show) as bar:
         curve = list(_steps(adapted, batches, settings, bar))
@@ -130,7 +144,11 @@ def train(run: Run, settings: Settings, corpus: Corpus, folder: Path, base: str,
         "base_weights_sha256": digest,
         "adapter_sha256": weights_digest(tensors),
         "trained_numbers": sum(tensor.numel() for tensor in tensors.values()),
-        "held_out_loss": {"before": before, "after": after, "tokens": held_out.count * (settings.length - 1)},
+        "held_out_loss": {
+            "before": before[run.architecture],
+            "after": after,
+            "tokens": held_out.count * (settings.length - 1),
+        },
         "training_tokens": sequences.ids.size,
         "bos_token": sequences.bos_token,
         "settings": asdict(settings),

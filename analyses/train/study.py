@@ -40,9 +40,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if missing:
         corpus = read_corpus()
         logger.info("text: %s", corpus.facts())
+    before: dict[str, float] = {}
     for run in missing:
         logger.info("%s begins", run.name)
-        train(run, settings, corpus, given.out, given.model, given.models_dir, show=True)
+        train(run, settings, corpus, given.out, given.model, given.models_dir, before=before)
         logger.info("%s is finished", run.name)
     table = tabulate(given.out)
     table.to_csv(given.out / "runs.csv", index=False, lineterminator="\n")

@@ -5,6 +5,9 @@ which says what model it continues, under which architecture, and for how many s
 """
 
 import json
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -140,9 +143,18 @@ def merge_adapter(model: Any, adapter: Adapter) -> Any:
         numbers = load_file(adapter.folder / TENSORS)
         if weights_digest(numbers) != adapter.adapter_sha256:
             raise ModelError(f"{adapter.folder / TENSORS} does not hold the numbers that its record is about")
-        merged = PeftModel.from_pretrained(model, str(adapter.folder)).merge_and_unload(safe_merge=True)
+        with peft_wraps():
+            merged = PeftModel.from_pretrained(model, str(adapter.folder)).merge_and_unload(safe_merge=True)
     except ModelError:
         raise
     except Exception as error:  # what a file can do wrong ends in errors of many libraries
         raise ModelError(f"{adapter.folder} does not fit the model: {error}") from error
     return merged.requires_grad_(False).eval()
+
+
+@contextmanager
+def peft_wraps() -> Iterator[None]:
+    """While peft wraps a model: it looks up a property under the name that transformers has given up."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
+        yield
