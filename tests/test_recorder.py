@@ -11,8 +11,9 @@ from posstats.dumping.attention import Recorder
 from posstats.dumping.closedness import closedness
 from posstats.dumping.inputs import random_sequences
 from posstats.dumping.models import embed, load_model
-from posstats.dumping.record import Substitute, departure
+from posstats.dumping.record import Pass, Substitute, departure
 from posstats.dumping.run import dump
+from posstats.dumping.statistics import AttentionInputs, blocked_statistics
 from posstats.dumping.structure import narrow_window
 from posstats.errors import InputError, ModelError, NumericalError
 from tests import tiny
@@ -183,6 +184,20 @@ class TestRecorder:
         attend = AttentionInterface()["posstats"]
         with pytest.raises(ModelError, match="not called through Recorder"):
             attend(llama, *torch.zeros(3, 1, 1, 4, 4), None)
+
+
+def test_layers_with_fewer_channels_are_padded():
+    current = Pass(torch.zeros(1, 20, 4), 2)
+    for depth, channels in enumerate((3, 5)):
+        current.keep_residual(depth, torch.ones(1, 20, 4))
+        x = torch.ones(1, 2, 20, channels)
+        current.keep(blocked_statistics(AttentionInputs(x, x, x, torch.zeros(20, dtype=torch.long), 1.0), (0,)))
+    current.keep_residual(2, torch.ones(1, 20, 4))
+    found = current.finish(torch.ones(1, 3, 4)).head_output
+    assert found.shape == (1, 2, 2, 5)
+    assert np.isnan(found[:, 0, :, 3:]).all()
+    np.testing.assert_allclose(found[:, 0, :, :3], 1, rtol=1e-6)
+    np.testing.assert_allclose(found[:, 1], 1, rtol=1e-6)
 
 
 class TestLeaks:
