@@ -96,10 +96,11 @@ def trajectory(
     every sequence has a token of its own, and they speak of tokens like these.
 
     The classifier is the nearest centroid of standardised features: nothing is tuned. Its accuracy is the mean over
-    documents; the interval is Wilson's with every document as one trial, which also serves an accuracy of exactly 0
-    or 1. It takes the models of the folds as they are. The test permutes first tokens over documents: tokens are dealt
-    to documents without regard to their content, so whole documents are exchangeable if nothing of the token is passed
-    on; the cross-validation is made anew for every permutation, ``p = (b + 1) / (n + 1)``.
+    documents; the interval is Clopper and Pearson's exact one, which also serves an accuracy of exactly 0 or 1, with as
+    many trials as a fold trains on documents, because documents of one fold share a model. The test permutes first
+    tokens over documents: tokens are dealt to documents without regard to their content, so whole documents are
+    exchangeable if nothing of the token is passed on; the cross-validation is made anew for every permutation, ``p =
+    (b + 1) / (n + 1)``.
 
     References
     ----------
@@ -232,7 +233,7 @@ def _identification(
     table = adjusted(pd.DataFrame(rows, columns=columns), ["condition", "heads"], adjust, {"p": "q"})
     settings = {name: design.settings[name] for name in ("n_documents", "n_sequences")} | {
         "level": level,
-        "standard_errors": "Wilson's, each document one trial",
+        "standard_errors": "exact binomial, trials: documents that a fold trains on",
         "n_folds": n_folds,
         "n_permutations": n_permutations,
         "seed": seed,
@@ -258,6 +259,6 @@ def _scored(found: Identification | None, level: float) -> dict[str, object]:
         return nothing | {"note": "no such head in the training documents of some fold"}
     low, high = found.interval(level)
     se = float(found.by_document.std(ddof=1) / np.sqrt(len(found.by_document)))
-    note = "every document, or none: Wilson's interval" if found.accuracy in (0.0, 1.0) else ""
+    note = "every document, or none" if found.accuracy in (0.0, 1.0) else ""
     numbers = {"estimate": found.accuracy, "se": se, "low": low, "high": high, "p": found.p}
     return numbers | {"n_heads": found.n_heads, "note": note}

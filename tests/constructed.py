@@ -29,7 +29,7 @@ _HEAD = 8
 _BASE = 1e16
 
 
-def sequences(n=30, length=48, seed=0):
+def sequences(n=24, length=48, seed=0):
     """Independent tokens behind a BOS, a document each."""
     ids = np.random.default_rng(seed).choice(ORDINARY, size=(n, length))
     ids[:, 0] = BOS

@@ -8,7 +8,7 @@ from scipy import stats
 
 import posstats as ps
 from posstats.errors import DesignError, InputError, NumericalError
-from posstats.stats.identification import Identifier, wilson
+from posstats.stats.identification import Identifier, binomial_limits
 from posstats.stats.position0 import relative_distances
 from tests import constructed, position0
 
@@ -174,10 +174,10 @@ class TestIdentification:
             p.append(identifier.identify(grams)[0].p)
         assert np.mean(np.array(p) <= 0.05) < 0.05 + 3 * np.sqrt(0.05 * 0.95 / 300)
 
-    def test_wilson_is_scipys(self):
+    def test_exact_limits_are_scipys(self):
         for k, n in ((0, 24), (24, 24), (7, 30)):
-            expected = stats.binomtest(k, n).proportion_ci(0.9, method="wilson")
-            np.testing.assert_allclose(wilson(k / n, n, 0.9), [expected.low, expected.high], atol=1e-12)
+            expected = stats.binomtest(k, n).proportion_ci(0.9, method="exact")
+            np.testing.assert_allclose(binomial_limits(k / n, n, 0.9), [expected.low, expected.high], atol=1e-12)
 
     def test_rounding_is_no_information(self):
         """A feature that is constant but for rounding that follows the token must not give it away."""
