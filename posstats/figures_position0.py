@@ -107,7 +107,7 @@ def distance_by_depth(result: TrajectoryResult, ax: Axes | None = None, *, condi
     table = _rows(result.table, condition=condition)
     tolerance = float(table.tolerance.max())
     ax = _axes(ax, (6.4, 3.6))
-    floor = tolerance * 1e-6
+    floor = tolerance * 1e-4
     for quantity, (colour, marker) in _QUANTITIES.items():
         rows = table[table.quantity == quantity].sort_values("depth")
         if rows.empty:
@@ -132,7 +132,7 @@ def distance_by_depth(result: TrajectoryResult, ax: Axes | None = None, *, condi
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.set_xlabel("depth (blocks passed)")
     ax.set_ylabel("relative distance")
-    ax.legend(frameon=False, fontsize="small")
+    _legend_below(ax)
     return _captioned(ax, result, f"{condition}; ")
 
 
@@ -171,7 +171,7 @@ def identification_by_layer(result: IdentificationResult, ax: Axes | None = None
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.set_xlabel("layer")
     ax.set_ylabel("first token identified (fraction)")
-    ax.legend(frameon=False, fontsize="small")
+    _legend_below(ax)
     return _captioned(ax, result)
 
 
@@ -261,7 +261,7 @@ def anchoring_by_position(result: SinkResult, ax: Axes | None = None) -> Axes:
     ax.axhline(0, color=_GREY, linewidth=0.8, linestyle=":", zorder=0)
     ax.set_xlabel("position P of the BOS token")
     ax.set_ylabel("mean attention of sink-reading heads")
-    ax.legend(frameon=False, fontsize="small")
+    _legend_below(ax)
     return _captioned(ax, result)
 
 
@@ -290,3 +290,8 @@ def _captioned(ax: Axes, result: Result, before: str = "") -> Axes:
     text = f"{before}bars: {100 * level:g}% intervals, resampling unit: document (G = {documents})"
     ax.set_title(text, fontsize="small", loc="left")
     return ax
+
+
+def _legend_below(ax: Axes) -> None:
+    """A legend that covers no point, whatever the numbers."""
+    ax.legend(frameon=False, fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2)
