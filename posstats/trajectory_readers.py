@@ -19,7 +19,8 @@ from posstats.stats.components import analysed_queries
 from posstats.stats.earlier import SINK_EPSILON
 from posstats.stats.multiplicity import adjust as adjust_p
 from posstats.stats.position0 import Displacement
-from posstats.stats.resample import DEFAULT_METHODS, SignFlips, random_signs, sign_flip_test
+from posstats.stats.resample import DEFAULT_METHODS
+from posstats.stats.sign_flips import SignFlips, random_signs, sign_flip_test
 from posstats.stats.terms import Array
 from posstats.vocabulary import BASELINE
 
