@@ -43,7 +43,7 @@ def verdict_grid(result: ClaimsResult, ax: Axes | None = None) -> Axes:
     """
     verdicts = result.verdicts()
     if ax is None:
-        size = (7.5, 1.4 + 0.34 * len(verdicts))
+        size = (8.0, 1.0 + 0.34 * len(verdicts))
         ax = Figure(figsize=size, layout="constrained").add_subplot()
     for row, (_, found) in enumerate(verdicts.iterrows()):
         for column, verdict in enumerate(found):
@@ -59,13 +59,8 @@ def verdict_grid(result: ClaimsResult, ax: Axes | None = None) -> Axes:
     ax.spines[:].set_visible(False)
     patches = [Patch(color=colour, label=f"{name} {mark}".strip()) for name, (colour, mark) in _VERDICTS.items()]
     ax.legend(
-        handles=patches,
-        ncols=len(patches),
-        frameon=False,
-        fontsize="small",
-        loc="upper center",
-        bbox_to_anchor=(0.5, 0),
-    ).set_in_layout(True)
+        handles=patches, ncols=len(patches), frameon=False, fontsize="small", loc="upper right", bbox_to_anchor=(1, 0)
+    )
     ax.xaxis.tick_top()
     return ax
 

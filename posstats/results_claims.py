@@ -83,6 +83,7 @@ class ClaimsResult(MixedResult):
     def verdicts(self) -> pd.DataFrame:
         """Return the claims' verdicts: one row per model and dump, one column per claim."""
         claims = self.table[self.table.part == WHOLE]
-        return claims.pivot_table(
+        wide = claims.pivot_table(
             index=["model", "dump"], columns="claim", values="verdict", aggfunc="first", sort=False
-        ).fillna("")
+        )
+        return wide.sort_index(axis=1).fillna("")

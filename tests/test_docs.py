@@ -139,6 +139,8 @@ def results():
         trajectory,
         trajectory.identification,
         ps.readers(first, n_permutations=9),
+        ps.contrast(ds, ds, condition="bos=mean", n_permutations=9),
+        ps.claims(first, **quick, n_permutations=9),
     ]
 
 
@@ -159,6 +161,7 @@ class TestColumns:
         assert {type(one).__name__ for one in results} >= {kind.__name__ for kind in leaves(Result)} - {
             "Result",
             "WideResult",
+            "MixedResult",
         }
 
     def test_every_column_is_documented(self, results):
