@@ -112,7 +112,7 @@ class _Task:
 
     @property
     def label(self) -> str:
-        return f"{self.file.stem} of {self.dump_name}"
+        return _label(self.file, self.dump_name)
 
 
 def run_analyses(config: AnalysisConfig, dumps: Mapping[str, Path], folder: Path, *, show: bool = True) -> Table:
@@ -140,10 +140,7 @@ def run_analyses(config: AnalysisConfig, dumps: Mapping[str, Path], folder: Path
         If a dump cannot be read, an analysis file is missing or defines no `analyse`, or the data do not support an
         estimate.
     """
-    files = [config.folder / name for name in config.analyses.files]
-    for file in files:
-        if not file.is_file():
-            raise InputError(f"there is no analysis file {file}, named under [analyses] files")
+    files = _files(config)
     tasks = list(_tasks(config, dumps, files, folder))
     headline = {task: found for task in tasks if (found := _current(task)) is not None}
     # One question after the other, each of all dumps: short tasks come last and fill the gaps between workers.
@@ -156,6 +153,45 @@ def run_analyses(config: AnalysisConfig, dumps: Mapping[str, Path], folder: Path
             logger.info("finished %s", task.label)
             bar.update()
     return _headline_table(config, dumps, [(task, headline[task]) for task in tasks], folder)
+
+
+def outstanding(config: AnalysisConfig, dumps: Mapping[str, Path | None], folder: Path) -> dict[str, bool]:
+    """Say which questions :func:`run_analyses` would have to answer anew.
+
+    Parameters
+    ----------
+    config, folder
+        As for :func:`run_analyses`.
+    dumps : mapping of str to Path or None
+        Name of a dump -> its file; None where it is not there yet, and everything has to be answered.
+
+    Returns
+    -------
+    dict of str to bool
+        "QUESTION of DUMP" -> whether it has to be computed.
+
+    Raises
+    ------
+    PosstatsError
+        If a dump cannot be read or an analysis file is missing.
+    """
+    files = _files(config)
+    there = {name: path for name, path in dumps.items() if path is not None}
+    found = {task.label: _current(task) is None for task in _tasks(config, there, files, folder)}
+    labels = [_label(file, name) for name in dumps for file in files]
+    return {label: found.get(label, True) for label in labels}
+
+
+def _files(config: AnalysisConfig) -> list[Path]:
+    files = [config.folder / name for name in config.analyses.files]
+    for file in files:
+        if not file.is_file():
+            raise InputError(f"there is no analysis file {file}, named under [analyses] files")
+    return files
+
+
+def _label(file: Path, dump: str) -> str:
+    return f"{file.stem} of {dump}"
 
 
 def _tasks(config: AnalysisConfig, dumps: Mapping[str, Path], files: Sequence[Path], folder: Path) -> Iterator[_Task]:

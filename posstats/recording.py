@@ -1,11 +1,16 @@
-"""Record the dumps that a configuration asks for. Torch is imported only when that is done."""
+"""Record the dumps that a configuration asks for, or say what that would cost. Torch is imported only then."""
 
-from collections.abc import Mapping
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from posstats.config import DumpConfig, ModelConfig, RecordConfig, RunConfig, SequencesConfig
 from posstats.errors import InputError
+
+if TYPE_CHECKING:
+    from posstats.dumping.cost import Cost
 
 
 def record_dumps(
@@ -39,9 +44,57 @@ def record_dumps(
     PosstatsError
         If torch or transformers is not installed, or as ``posstats.load_model`` and ``posstats.dump`` do.
     """
+    for path, loaded, drawn, options in _prepared(dumps, model, sequences, record, run):
+        from posstats.dumping.run import dump
+
+        dump(loaded, drawn, path, **options, overwrite=overwrite, shard=shard, progress=show)
+
+
+def estimate_dumps(
+    dumps: Mapping[Path, DumpConfig],
+    model: ModelConfig,
+    sequences: SequencesConfig,
+    record: RecordConfig,
+    run: RunConfig,
+    *,
+    overwrite: bool = False,
+    shard: tuple[int, int] | None = None,
+) -> dict[Path, Cost]:
+    """Say what :func:`record_dumps` would cost with the same arguments; nothing is recorded.
+
+    Parameters
+    ----------
+    dumps, model, sequences, record, run, overwrite, shard
+        As for :func:`record_dumps`.
+
+    Returns
+    -------
+    dict of Path to posstats.dumping.cost.Cost
+        By dump.
+
+    Raises
+    ------
+    PosstatsError
+        As :func:`record_dumps` does before it begins.
+    """
+    costs = {}
+    for path, loaded, drawn, options in _prepared(dumps, model, sequences, record, run):
+        from posstats.dumping.cost import estimate_cost
+
+        costs[path] = estimate_cost(loaded, drawn, path, **options, overwrite=overwrite, shard=shard)
+    return costs
+
+
+def _prepared(
+    dumps: Mapping[Path, DumpConfig],
+    model: ModelConfig,
+    sequences: SequencesConfig,
+    record: RecordConfig,
+    run: RunConfig,
+) -> Iterator[tuple[Path, Any, Any, dict[str, Any]]]:
+    """Of each dump its file, the model, which is loaded once, the sequences and the options of `posstats.dump`."""
     try:
         from posstats.dumping.models import load_model
-        from posstats.dumping.run import dump
     except ModuleNotFoundError as error:
         raise InputError(
             f"recording a dump needs {error.name}, which is not installed: install posstats[dump], or analyse dumps "
@@ -58,19 +111,14 @@ def record_dumps(
         adapter=model.adapter,
     )
     for path, entry in dumps.items():
-        dump(
-            loaded,
-            _sequences(entry, sequences, tokenizer),
-            path,
-            conditions=entry.conditions or record.conditions,
-            offsets=record.offsets,
-            tokenizer=tokenizer,
-            batch_size=run.batch_size,
-            seed=record.seed,
-            overwrite=overwrite,
-            shard=shard,
-            progress=show,
-        )
+        options = {
+            "conditions": entry.conditions or record.conditions,
+            "offsets": record.offsets,
+            "tokenizer": tokenizer,
+            "batch_size": run.batch_size,
+            "seed": record.seed,
+        }
+        yield path, loaded, _sequences(entry, sequences, tokenizer), options
 
 
 def _sequences(entry: DumpConfig, design: SequencesConfig, tokenizer: Any) -> Any:

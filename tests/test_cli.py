@@ -1,6 +1,7 @@
 """The command line: help that teaches, one line per mistake with exit code 2, dumps and analyses that are reused."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from posstats.errors import InputError
 from posstats.store import parts_folder, write_dump
 from tests import tiny
 
-COMMANDS = ["dump", "analyze", "inspect"]
+COMMANDS = ["models", "dump", "inspect", "analyze", "claims", "simulate", "bench"]
 ANALYSIS = """
 import posstats as ps
 from posstats.analysis import Findings, Quantity
@@ -109,10 +110,23 @@ class TestHelp:
         code, out, _ = run(name, "--help")
         assert code == 0
         assert f"Usage: posstats {name}" in out
+        assert re.search(rf"Examples:\n +posstats {name}", out)
+
+    def test_completion(self):
+        asked = {
+            "_POSSTATS_COMPLETE": "complete_bash",
+            "COMP_WORDS": "posstats dump x.h5 --dtype float",
+            "COMP_CWORD": "4",
+        }
+        code = "import sys; from posstats.cli import main; sys.argv = ['posstats']; main()"
+        answer = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ | asked
+        )
+        assert answer.stdout.split() == ["float32", "float64", "float16"]
 
     def test_every_option_is_explained(self):
         found = {(name, one.name): one for name, one in parameters()}
-        assert set(COMMANDS) == {name for name, _ in found}
+        assert set(COMMANDS) <= {name for name, _ in found}
         for one in found.values():
             help_text = getattr(one, "help", "")
             assert help_text, one.name
@@ -136,7 +150,18 @@ class TestHelp:
             "condition",
             "offset",
         }
-        assert names == keys | {"seed", "device", "batch_size", "models", "path", "overwrite", "shard", "quiet"}
+        assert names == keys | {
+            "seed",
+            "device",
+            "batch_size",
+            "models",
+            "path",
+            "overwrite",
+            "shard",
+            "dry_run",
+            "as_json",
+            "quiet",
+        }
 
     def test_version(self, run):
         assert run("--version") == (0, f"posstats {ps.__version__}\n", "")
@@ -329,7 +354,7 @@ def test_an_error_of_posstats_is_a_usage_error(monkeypatch, run):
     def fail(*_: object) -> None:
         raise InputError("two\nlines")
 
-    monkeypatch.setattr("posstats.cli.open_dump", fail)
+    monkeypatch.setattr("posstats.commands.inspect.open_dump", fail)
     assert mistake(run("inspect", "x")) == "posstats: two lines"
 
 
@@ -339,6 +364,6 @@ def test_an_error_that_is_ours_is_not_hidden(monkeypatch):
     def fail(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("posstats.cli.open_dump", fail)
+    monkeypatch.setattr("posstats.commands.inspect.open_dump", fail)
     with pytest.raises(ZeroDivisionError):
         main()

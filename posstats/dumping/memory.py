@@ -46,6 +46,33 @@ def _text(path: str) -> str:
         return ""
 
 
+def sequence_memory(config: Any, length: int, record_bytes: int, itemsize: int = 4) -> int:
+    """Memory that one sequence of a forward pass takes at most, beside the weights.
+
+    Parameters
+    ----------
+    config : transformers.PretrainedConfig
+        The model's configuration.
+    length : int
+        Tokens per sequence.
+    record_bytes : int
+        Bytes recorded of one sequence.
+    itemsize : int
+        Bytes of a number of the model.
+
+    Returns
+    -------
+    int
+        Bytes.
+    """
+    text = config.get_text_config()
+    widest = max(getattr(text, "intermediate_size", None) or 0, 4 * text.hidden_size)
+    # Residual stream, its norm, queries, keys, values, attention output and its float32 working copies; the two halves
+    # of the gated feed-forward layer and their product.
+    activations = length * (16 * text.hidden_size + 3 * widest) * max(itemsize, 4)
+    return activations + _RECORD_COPIES * record_bytes
+
+
 def suggested_batch(model: Any, length: int, record_bytes: int) -> int:
     """Number of sequences for one forward pass: a power of two.
 
@@ -63,12 +90,9 @@ def suggested_batch(model: Any, length: int, record_bytes: int) -> int:
     int
         As many as make the work efficient and surely fit into the memory available; at least 1.
     """
-    config, device = model.config.get_text_config(), model.device
-    widest = max(getattr(config, "intermediate_size", None) or 0, 4 * config.hidden_size)
-    # Residual stream, its norm, queries, keys, values, attention output and its float32 working copies; the two halves
-    # of the gated feed-forward layer and their product.
-    activations = length * (16 * config.hidden_size + 3 * widest) * max(model.dtype.itemsize, 4)
-    fitting = _SHARE * available_memory(device) / (activations + _RECORD_COPIES * record_bytes)
+    device = model.device
+    each = sequence_memory(model.config, length, record_bytes, model.dtype.itemsize)
+    fitting = _SHARE * available_memory(device) / each
     enough = _ENOUGH_TOKENS.get(device.type, _ENOUGH_TOKENS["cuda"]) / length
     return 1 << (max(1, int(min(fitting, enough))).bit_length() - 1)
 

@@ -131,12 +131,12 @@ def load_model(
         ntk_factor, sliding_window = trained.ntk_factor, trained.sliding_window
     if not sys.stderr.isatty():
         transformers.utils.logging.disable_progress_bar()
-    source, where = _locate(str(name), revision, Path(models_dir))
-    config = _pretrained(transformers.AutoConfig, name, source, where)
+    source, where = locate(str(name), revision, Path(models_dir))
+    config = pretrained(transformers.AutoConfig, name, source, where)
     check_config(config, str(name))
     changes, stretch = _vary_rope(config, rope_parameters, ntk_factor)
-    tokenizer = _pretrained(transformers.AutoTokenizer, name, source, where)
-    model = _pretrained(
+    tokenizer = pretrained(transformers.AutoTokenizer, name, source, where)
+    model = pretrained(
         transformers.AutoModelForCausalLM,
         name,
         source,
@@ -160,7 +160,7 @@ def load_model(
     return model, tokenizer
 
 
-def _locate(name: str, revision: str | None, models_dir: Path) -> tuple[str, dict[str, Any]]:
+def locate(name: str, revision: str | None, models_dir: Path) -> tuple[str, dict[str, Any]]:
     """Folder or repository to load from, and how."""
     path = Path(name).expanduser()
     if name == DEFAULT_MODEL or path.suffix == ".gguf":
@@ -174,7 +174,7 @@ def _locate(name: str, revision: str | None, models_dir: Path) -> tuple[str, dic
     return name, {"revision": revision or "main"}
 
 
-def _pretrained(factory: Any, name: str | Path, source: str, options: dict[str, Any]) -> Any:
+def pretrained(factory: Any, name: str | Path, source: str, options: dict[str, Any]) -> Any:
     """One from_pretrained call, whose many kinds of failure become one."""
     try:
         return factory.from_pretrained(source, trust_remote_code=False, **options)

@@ -108,7 +108,7 @@ def dump(
         If the model yields values that are not finite. Finished pieces stay.
     """
     path = Path(path)
-    _check_options(batch_size, shard, resume)
+    check_options(batch_size, shard, resume)
     plan = make_plan(
         model, sequences, conditions=conditions, offsets=offsets, probes=probes, tokenizer=tokenizer, seed=seed
     )
@@ -128,10 +128,10 @@ def dump(
                 return _reused(path)
             if shard is None:
                 _discard(pieces, plan, resume, overwrite)
-            work = _Work(model, sequences, plan, pieces, pieces.agree(_manifest(model, plan, batch_size)))
+            work = Work(model, sequences, plan, pieces, pieces.agree(new_manifest(model, plan, batch_size)))
             work.run(shard or (1, 1), path, show=progress)
             if shard is None:
-                _join(pieces, path)
+                join(pieces, path)
         if shard is not None:
             _join_if_last(pieces, path)
     except KeyboardInterrupt:
@@ -166,7 +166,7 @@ def join_dump(path: str | Path) -> Path:
     if not pieces.folder.is_dir():
         raise DumpError(f"there is no folder {pieces.folder} with pieces to join")
     with lock(pieces.folder / "dump.lock"):
-        _join(pieces, path)
+        join(pieces, path)
     return path
 
 
@@ -209,7 +209,8 @@ def is_current(path: str | Path, settings: str, *, overwrite: bool = False) -> b
     return bool(found == settings)
 
 
-def _check_options(batch_size: int | None, shard: tuple[int, int] | None, resume: bool) -> None:
+def check_options(batch_size: int | None, shard: tuple[int, int] | None, resume: bool) -> None:
+    """Refuse options that are out of range."""
     if batch_size is not None and batch_size < 1:
         raise InputError(f"batch_size must be at least 1, not {batch_size}")
     if shard is not None and not 1 <= shard[0] <= shard[1]:
@@ -218,7 +219,8 @@ def _check_options(batch_size: int | None, shard: tuple[int, int] | None, resume
         raise InputError("a shard cannot discard unfinished work, which belongs to the other shards too")
 
 
-def _manifest(model: Any, plan: Plan, batch_size: int | None) -> Manifest:
+def new_manifest(model: Any, plan: Plan, batch_size: int | None) -> Manifest:
+    """The manifest of a dump of which nothing is recorded: sequences per forward pass as asked, or as fit."""
     manifest = Manifest(plan.attrs, plan.sizes, plan.dtype, unit=1, batch=1)
     batch = batch_size or suggested_batch(model, plan.sizes["query"], manifest.sequence_bytes)
     batch = min(batch, plan.sizes["sequence"])
@@ -251,7 +253,7 @@ def _tell_how_to_go_on(pieces: Pieces) -> None:
         )
 
 
-class _Work:
+class Work:
     """One process's share of a dump."""
 
     def __init__(self, model: Any, sequences: Sequences, plan: Plan, pieces: Pieces, manifest: Manifest) -> None:
@@ -359,7 +361,7 @@ def _arrays(record: ForwardRecord) -> dict[str, np.ndarray]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _join(pieces: Pieces, path: Path) -> None:
+def join(pieces: Pieces, path: Path) -> None:
     """Put the finished file in place, then forget the pieces. To be called under the exclusive lock."""
     manifest = pieces.manifest()
     if manifest is None:
@@ -380,7 +382,7 @@ def _join_if_last(pieces: Pieces, path: Path) -> None:
             if manifest is None:
                 pieces.remove()
             elif not pieces.missing(manifest):
-                _join(pieces, path)
+                join(pieces, path)
             else:
                 logger.info("this shard is done; %s is joined when the others are", path)
     except Held:

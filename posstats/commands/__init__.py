@@ -1,0 +1,1 @@
+"""One module per subcommand of ``posstats``; :mod:`posstats.cli` registers them."""

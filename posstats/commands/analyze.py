@@ -1,0 +1,100 @@
+"""``posstats analyze``: from a configuration, or from dumps, to the headline table."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from posstats.analysis import outstanding, run_analyses
+from posstats.commands.costs import cost_facts, cost_text
+from posstats.commands.shared import AsJson, Quiet, examples, print_json, reporting
+from posstats.config import AnalysisConfig, load_config
+from posstats.errors import InputError
+from posstats.recording import estimate_dumps, record_dumps
+from posstats.tables import to_text
+
+if TYPE_CHECKING:
+    from posstats.dumping.cost import Cost
+
+EPILOG = examples(
+    "analyze --profile quick",
+    "analyze --model path/to/model",
+    "analyze --model path/to/model --dry-run",
+    "analyze data/mine.h5 data/other.h5 --results results",
+)
+
+
+def analyze(
+    dumps: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="FILE", help="Dumps to analyse. Without any, those of the configuration."),
+    ] = None,
+    config: Annotated[Path, typer.Option(help="The configuration, a TOML file that explains its keys.")] = Path(
+        "analyses/default.toml"
+    ),
+    profile: Annotated[str | None, typer.Option(help="A profile of the configuration, such as quick.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Record this model in place of the configured one: folder, .gguf file, hub id.")
+    ] = None,
+    results: Annotated[Path | None, typer.Option(help="Folder of the results, in place of the configured one.")] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Say what would be recorded and computed, and what dumps cost; write nothing."),
+    ] = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Record what a configuration asks for, analyse it, and print the headline table.
+
+    Dumps and results that are current are reused. Tables (CSV, Markdown, LaTeX) and figures (PNG, PDF) go to the
+    folder of the results. Dumps named on the command line are analysed as they are, without torch.
+    """
+    settings = load_config(config, profile=profile, model=model)
+    if results is not None:
+        settings = replace(settings, run=replace(settings.run, results=str(results)))
+    if dumps and model is not None:
+        raise InputError("give dumps to analyse or a model to record, not both")
+    if dumps:
+        paths, folder = {path.stem: path for path in dumps}, Path(settings.run.results)
+        if len(paths) < len(dumps):
+            raise InputError("two dumps have the same file name; results are kept by that name")
+    else:
+        paths, folder = {name: settings.dump_path(name) for name in settings.dumps}, settings.results_folder()
+    work = (
+        {} if dumps else {paths[name]: entry for name, entry in settings.dumps.items()},
+        settings.model, settings.sequences, settings.record, settings.run,
+    )  # fmt: skip
+    with reporting(quiet):
+        if dry_run:
+            _tell(settings, paths, folder, estimate_dumps(*work, overwrite=True) if work[0] else {}, as_json)
+            return
+        if work[0]:
+            record_dumps(*work, overwrite=True, show=not quiet)
+        headline = run_analyses(settings, paths, folder, show=not quiet)
+    if as_json:
+        print_json({"results": str(folder), "notes": headline.notes, "headline": headline.frame.to_dict("records")})
+    else:
+        typer.echo(to_text(headline))
+        if not quiet:
+            typer.echo(f"tables and figures: {folder}")
+
+
+def _tell(
+    settings: AnalysisConfig, paths: dict[str, Path], folder: Path, costs: dict[Path, Cost], as_json: bool
+) -> None:
+    """Say what would be recorded and computed."""
+    # What is to be recorded anew is not there yet, whatever lies in its place.
+    there = {name: None if path in costs and costs[path].left else path for name, path in paths.items()}
+    todo = outstanding(settings, there, folder)
+    if as_json:
+        print_json({"dumps": [cost_facts(path, cost) for path, cost in costs.items()], "to_compute": todo})
+        return
+    for path, cost in costs.items():
+        typer.echo(cost_text(path, cost))
+    labels = [label for label, needed in todo.items() if needed]
+    typer.echo(f"{len(labels)} of {len(todo)} questions would be computed, into {folder}")
+    for label in labels:
+        typer.echo(f"  {label}")

@@ -1,0 +1,81 @@
+"""``posstats inspect``: what is in a dump, and whether it is whole."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from posstats.commands.shared import AsJson, examples, lines, print_json, size_text
+from posstats.errors import DumpError
+from posstats.store import open_dump, parts_folder
+
+EPILOG = examples("inspect data/mine.h5", "inspect data/mine.h5 --json | jq .conditions")
+
+
+def inspect(
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="The dump to look at.")],
+    as_json: AsJson = False,
+) -> None:
+    """Say what is in a dump: model, conditions, dimensions, size, settings.
+
+    Ends with exit code 2 where the file is no whole dump; of an unfinished one it says how much is there.
+    """
+    if not path.exists() and parts_folder(path).is_dir():
+        _unfinished(path, as_json)
+    with open_dump(path) as dataset:
+        facts: dict[str, Any] = {
+            "file": str(path),
+            "bytes": path.stat().st_size,
+            "values_bytes": dataset.nbytes,
+            "complete": True,
+            "sizes": dict(dataset.sizes),
+            "documents": len(set(dataset.document.values.tolist())),
+            "conditions": [str(name) for name in dataset.condition.values],
+            "offsets": dataset.offset.values,
+            "variables": {
+                str(name): {
+                    "dims": list(one.dims),
+                    "units": one.attrs.get("units", ""),
+                    "means": one.attrs.get("long_name", ""),
+                }
+                for name, one in dataset.data_vars.items()
+            },
+            "attributes": dict(sorted(dataset.attrs.items())),
+        }
+    if as_json:
+        print_json(facts)
+        return
+    sizes = facts["sizes"]
+    typer.echo(
+        f"{path}: a whole posstats dump, {size_text(facts['bytes'])}, {size_text(facts['values_bytes'])} in memory"
+    )
+    shown = {
+        "sequences": f"{sizes['sequence']} of {sizes['query']} tokens from {facts['documents']} documents",
+        "model": f"{sizes['layer']} layers of {sizes['head']} heads",
+        "conditions": ", ".join(facts["conditions"]),
+        "offsets": ", ".join(map(str, facts["offsets"])),
+        "dimensions": ", ".join(f"{name} {size}" for name, size in sizes.items()),
+        "variables": ", ".join(facts["variables"]),
+    }
+    typer.echo(lines(shown))
+    typer.echo("attributes")
+    for name, value in facts["attributes"].items():
+        text = str(value.tolist() if hasattr(value, "tolist") else value)
+        typer.echo(f"  {name}: {text if len(text) <= 100 else text[:97] + '...'}")
+
+
+def _unfinished(path: Path, as_json: bool) -> None:
+    """Say how much of an unfinished dump is there, and end with an error."""
+    # The one room of the dump wing that knows no model: it reads the pieces without torch.
+    from posstats.dumping.pieces import Pieces
+
+    pieces = Pieces(parts_folder(path))
+    manifest = pieces.manifest()
+    total = manifest.sizes["condition"] * manifest.sizes["sequence"] if manifest else 0
+    left = sum(span.stop - span.start for span in pieces.missing(manifest)) if manifest else 0
+    if as_json:
+        print_json({"file": str(path), "complete": False, "recorded": total - left, "of": total})
+    raise DumpError(
+        f"the dump {path} is not finished, {total - left} of {total} sequences are recorded (each condition counted): "
+        "run the same dump again, it goes on where it stopped"
+    )

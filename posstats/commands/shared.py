@@ -1,0 +1,129 @@
+"""What the subcommands have in common: options, notices on stderr, JSON on stdout, sizes and times for people."""
+
+import json
+import logging
+import math
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from tqdm import tqdm
+
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no notices; results, warnings, errors.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+class _Lines(logging.Handler):
+    """One line each on stderr, above a progress bar where there is one."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        tqdm.write(self.format(record), file=sys.stderr)
+
+
+@contextmanager
+def reporting(quiet: bool) -> Iterator[None]:
+    """Log lines and warnings to stderr, one line each, while the block runs.
+
+    Parameters
+    ----------
+    quiet : bool
+        Whether only warnings are shown.
+    """
+    logger = logging.getLogger("posstats")
+    handler = _Lines()
+    before = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.WARNING if quiet else logging.INFO)
+
+    def show(message: Warning | str, *_: object, **__: object) -> None:
+        logger.warning("warning: %s", message)
+
+    try:
+        with warnings.catch_warnings():
+            warnings.showwarning = show
+            yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
+
+
+def print_json(facts: Any) -> None:
+    """Print an object as JSON that every parser reads: a number that is none is null.
+
+    Parameters
+    ----------
+    facts
+        Dictionaries, lists, strings, numbers, also those of numpy.
+    """
+    typer.echo(json.dumps(_plain(facts), indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(name): _plain(one) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(one) for one in value]
+    if isinstance(value, (np.generic, np.ndarray)):
+        return _plain(value.tolist())
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def size_text(count: float) -> str:
+    """Bytes for people.
+
+    Examples
+    --------
+    >>> [size_text(count) for count in (512, 1.5e6, 999.96e6, 2.4e12)]
+    ['512 B', '1.5 MB', '1.0 GB', '2.4 TB']
+    """
+    for unit in ("B", "kB", "MB", "GB"):
+        if round(count, 1) < 1000:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def time_text(seconds: float) -> str:
+    """A duration for people, two digits of it.
+
+    Examples
+    --------
+    >>> [time_text(seconds) for seconds in (0.34, 12.3, 90, 5400, 200000)]
+    ['less than 1 s', '12 s', '1.5 min', '1.5 h', '56 h']
+    """
+    if seconds < 1:
+        return "less than 1 s"
+    for unit, length in (("h", 3600), ("min", 60)):
+        if seconds >= length:
+            count = seconds / length
+            return f"{count:.1f} {unit}" if count < 10 else f"{count:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def lines(facts: Mapping[str, object]) -> str:
+    """Aligned lines of a name and what is to be said.
+
+    Examples
+    --------
+    >>> print(lines({"layers": 3, "heads": 4}))
+    layers  3
+    heads   4
+    """
+    width = max(map(len, facts))
+    return "\n".join(f"{name.ljust(width)}  {value}" for name, value in facts.items())
+
+
+def examples(*commands: str) -> str:
+    """The epilogue of a command's help.
+
+    Parameters
+    ----------
+    *commands : str
+        Command lines without their ``posstats``.
+    """
+    # The marker keeps click from filling the lines into a paragraph.
+    return "\b\nExamples:\n" + "\n".join(f"  posstats {command}" for command in commands)

@@ -1,0 +1,238 @@
+"""What a model is, and what recording it takes, as its configuration tells it: no weight is read."""
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch.utils.flop_counter import FlopCounterMode
+
+from posstats.dumping.checkpoints import DEFAULT_MODEL, default_gguf
+from posstats.dumping.memory import sequence_memory
+from posstats.dumping.models import DTYPES, locate, pretrained
+from posstats.dumping.pieces import Manifest
+from posstats.dumping.structure import check_config, check_model, decoder_of
+from posstats.errors import InputError, ModelError
+from posstats.vocabulary import DEFAULT_LENGTH, DEFAULT_OFFSETS
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """A model that can be recorded, as far as its configuration tells.
+
+    Attributes
+    ----------
+    name, family, architecture : str
+        As given; transformers' type of model; its class.
+    layers, heads, key_value_heads, head_dim, hidden, vocabulary : int
+        Its size.
+    parameters, weight_bytes : int
+        Numbers in its weights, and bytes in the number format asked for.
+    max_length : int
+        Longest sequence it allows, 0 where it sets no limit.
+    rope : list of dict
+        Parameters of its rotary embeddings, one per kind of layer that has its own.
+    layer_types : dict of str to int
+        Kind of layer -> how many; empty where all are alike.
+    window : int
+        Keys that a query of its sliding-window layers sees, 0 where it has none. A recording reads the model's own
+        masks instead (``layer_window``).
+    length : int
+        Tokens of the sequence that the following are about.
+    record_bytes : int
+        What is recorded of it under one condition, before compression.
+    memory_bytes : int
+        Memory for it, beside the weights.
+    operations : int
+        Floating-point operations of its forward pass, 0 where they cannot be counted.
+    seconds : float
+        Time that these take where matrices are multiplied as fast as this machine just did it: a lower bound.
+    """
+
+    name: str
+    family: str
+    architecture: str
+    layers: int
+    heads: int
+    key_value_heads: int
+    head_dim: int
+    hidden: int
+    vocabulary: int
+    parameters: int
+    weight_bytes: int
+    max_length: int
+    rope: list[dict[str, Any]]
+    layer_types: dict[str, int]
+    window: int
+    length: int
+    record_bytes: int
+    memory_bytes: int
+    operations: int
+    seconds: float
+
+
+def survey_model(
+    name: str | Path = DEFAULT_MODEL,
+    *,
+    revision: str | None = None,
+    dtype: str = "float32",
+    length: int = DEFAULT_LENGTH,
+    offsets: Sequence[int] = DEFAULT_OFFSETS,
+) -> Survey:
+    """Read a model's configuration and say whether, and at what cost, it can be recorded.
+
+    Parameters
+    ----------
+    name : str or Path
+        As for :func:`posstats.load_model`. Of a hub id, only its configuration is fetched.
+    revision : str, optional
+        Branch, tag or commit of a hub repository.
+    dtype : {"float32", "float64", "bfloat16", "float16"}
+        Number format of weights and activations.
+    length : int
+        Tokens per sequence.
+    offsets : sequence of int
+        Distances at which logits would be kept.
+
+    Returns
+    -------
+    Survey
+        The model, which can be recorded.
+
+    Raises
+    ------
+    InputError
+        For an option that does not exist, or a sequence longer than the model allows.
+    ModelError
+        If the model cannot be recorded, or its configuration cannot be read; the message says why.
+    """
+    if dtype not in DTYPES:
+        raise InputError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
+    config = _configuration(str(name), revision)
+    check_config(config, str(name))
+    text = config.get_text_config()
+    limit = getattr(text, "max_position_embeddings", None) or 0
+    if not 1 <= length <= (limit or length):
+        raise InputError(f"a sequence of {length} tokens is asked for, the model allows 1 to {limit or 'any number'}")
+    model = _without_weights(config, str(name), getattr(torch, dtype))
+    check_model(model)
+    parameters = sum(one.numel() for one in model.parameters())
+    itemsize = getattr(torch, dtype).itemsize
+    heads = text.num_attention_heads
+    head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
+    sizes = {
+        "condition": 1,
+        "sequence": 1,
+        "layer": text.num_hidden_layers,
+        "head": heads,
+        "query": length,
+        "offset": len(offsets),
+        "lag": length,
+        "depth": text.num_hidden_layers + 1,
+        "hidden": text.hidden_size,
+        "channel": getattr(text, "v_head_dim", None) or head_dim,
+    }
+    kept = "float64" if dtype == "float64" else "float32"
+    record_bytes = Manifest({}, sizes, kept, unit=1, batch=1).sequence_bytes
+    operations = _operations(model, length)
+    nested = text.nested_rope_parameter_keys(text.rope_parameters)
+    types = Counter(getattr(text, "layer_types", None) or ())
+    return Survey(
+        name=str(name),
+        family=config.model_type,
+        architecture=type(model).__name__,
+        layers=text.num_hidden_layers,
+        heads=heads,
+        key_value_heads=getattr(text, "num_key_value_heads", None) or heads,
+        head_dim=head_dim,
+        hidden=text.hidden_size,
+        vocabulary=text.vocab_size,
+        parameters=parameters,
+        weight_bytes=parameters * itemsize,
+        max_length=limit,
+        rope=[
+            {"layers": key or "all"} | dict(text.rope_parameters[key] if key else text.rope_parameters)
+            for key in nested or [""]
+        ],
+        layer_types=dict(types) if len(types) > 1 else {},
+        window=_window(text, types),
+        length=length,
+        record_bytes=record_bytes,
+        memory_bytes=sequence_memory(config, length, record_bytes, itemsize),
+        operations=operations,
+        seconds=operations / _speed(length, text.hidden_size, getattr(torch, dtype)) if operations else 0.0,
+    )
+
+
+def _configuration(name: str, revision: str | None) -> Any:
+    """Configuration of a model, which is not converted for it."""
+    if name == DEFAULT_MODEL or name.endswith(".gguf"):
+        path = default_gguf() if name == DEFAULT_MODEL else Path(name).expanduser()
+        if not path.is_file():
+            raise ModelError(f"there is no file {path}")
+        options = {"gguf_file": path.name, "local_files_only": True}
+        return pretrained(transformers.AutoConfig, name, str(path.parent), options)
+    source, where = locate(name, revision, Path())
+    config = pretrained(transformers.AutoConfig, name, source, where)
+    check_config(config, name)
+    if Path(source).is_dir():
+        for pattern, what in (("*.safetensors", "weights as safetensors"), ("tokenizer*", "tokenizer")):
+            if not any(Path(source).glob(pattern)):
+                raise ModelError(f"{name} is a rotary decoder, but the folder holds no {what}")
+    return config
+
+
+def _without_weights(config: Any, name: str, dtype: torch.dtype) -> Any:
+    """The model with shapes only."""
+    try:
+        with torch.device("meta"):
+            return transformers.AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False).eval()
+    except Exception as error:  # a configuration can contradict itself in any way
+        raise ModelError(f"transformers cannot build {name} from its configuration: {error}") from error
+
+
+def _window(text: Any, types: Counter[str]) -> int:
+    """The sliding window by the configuration, 0 without."""
+    if getattr(text, "use_sliding_window", True) is False:
+        return 0
+    if types and not any("full" not in kind for kind in types):
+        return 0
+    chunk = getattr(text, "attention_chunk_size", None) if "chunked_attention" in types else None
+    return chunk or getattr(text, "sliding_window", None) or 0
+
+
+def _operations(model: Any, length: int) -> int:
+    """Floating-point operations of one sequence through the blocks."""
+    # The mask is there already: what makes one looks at values, and shapes have none.
+    width = model.get_input_embeddings().weight.shape[1]
+    embeddings = torch.empty((1, length, width), dtype=model.dtype, device="meta")
+    mask = torch.empty((1, 1, length, length), dtype=model.dtype, device="meta")
+    try:
+        with FlopCounterMode(display=False) as counter, torch.inference_mode():
+            decoder_of(model)(
+                inputs_embeds=embeddings,
+                attention_mask=mask,
+                position_ids=torch.arange(length, device="meta")[None],
+                use_cache=False,
+            )
+    except (RuntimeError, NotImplementedError, ValueError):
+        return 0  # where the way through a model depends on its numbers (experts), shapes alone do not lead through it
+    return counter.get_total_flops()
+
+
+def _speed(length: int, hidden: int, dtype: torch.dtype) -> float:
+    """Floating-point operations per second of a matrix product of a model's size, on the device it would be put on."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    shapes = ((max(length, 64), hidden), (hidden, 4 * hidden))
+    left, right = (torch.ones(shape, dtype=dtype, device=device) for shape in shapes)
+    durations = []
+    for _ in range(3):  # the first one warms up
+        start = time.perf_counter()
+        (left @ right)[0, 0].item()
+        durations.append(time.perf_counter() - start)
+    return 2 * prod(shapes[0]) * shapes[1][1] / min(durations)
