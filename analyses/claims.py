@@ -6,6 +6,7 @@ import posstats as ps
 from posstats import figures_claims
 from posstats.analysis import Findings, Quantity
 from posstats.config import InferenceConfig
+from posstats.tables import Table
 from posstats.verdicts import CRITERIA, WHOLE
 
 
@@ -13,7 +14,14 @@ def analyse(ds: xr.Dataset, inference: InferenceConfig) -> Findings:
     ledger = ps.claims(ds, **inference.options())
     claims = ledger.table[ledger.table.part == WHOLE]
     by_verdict = claims.groupby("verdict", sort=False).claim.agg(", ".join)
+    shown = ["claim", "part", "quantity", "condition", "estimate", "low", "high", "q", "verdict"]
     return Findings(
+        closing=Table(
+            ledger.table[shown],
+            f"Claims: {ledger.table.model.iloc[0]}, {ledger.table.dump.iloc[0]}",
+            notes=("criteria were fixed in advance; docs/claims.md says how a verdict follows.",),
+            level=inference.level,
+        ),
         tables={"claims": ledger},
         figures={"verdicts": figures_claims.verdict_grid(ledger)},
         headline=[

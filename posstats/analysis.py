@@ -31,7 +31,7 @@ from posstats.figures import save_figure
 from posstats.progress import progress
 from posstats.results import Result
 from posstats.store import open_dump
-from posstats.tables import Table, write_table
+from posstats.tables import Table, to_text, write_table
 from posstats.vocabulary import FEW_DOCUMENTS
 
 logger = logging.getLogger(__name__)
@@ -92,11 +92,14 @@ class Findings:
         File name without ending -> axes of the figure.
     headline : sequence of Quantity
         Its lines of the headline table.
+    closing : Table, optional
+        Shown after the headline table.
     """
 
     tables: Mapping[str, Result | Table] = field(default_factory=dict)
     figures: Mapping[str, Axes] = field(default_factory=dict)
     headline: Sequence[Quantity] = ()
+    closing: Table | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +156,26 @@ def run_analyses(config: AnalysisConfig, dumps: Mapping[str, Path], folder: Path
             logger.info("finished %s", task.label)
             bar.update()
     return _headline_table(config, dumps, [(task, headline[task]) for task in tasks], folder)
+
+
+def closing_tables(config: AnalysisConfig, dumps: Mapping[str, Path], folder: Path) -> list[str]:
+    """What is shown after the headline table, as text: of every dump what its analyses close with.
+
+    Parameters
+    ----------
+    config, dumps, folder
+        As for :func:`run_analyses`, which has been called with them.
+
+    Returns
+    -------
+    list of str
+    """
+    found = []
+    for task in _tasks(config, dumps, _files(config), folder):
+        text = json.loads((task.folder / _MANIFEST).read_text(encoding="utf-8"))["closing"]
+        if text:
+            found.append(text)
+    return found
 
 
 def outstanding(config: AnalysisConfig, dumps: Mapping[str, Path | None], folder: Path) -> dict[str, bool]:
@@ -265,6 +288,7 @@ def _compute(task: _Task) -> list[dict[str, Any]]:
         "digest": task.digest,
         "files": {path.name: _file_digest(path) for path in sorted(written)},
         "headline": headline,
+        "closing": "" if findings.closing is None else to_text(findings.closing),
     }
     manifest.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     return headline

@@ -12,73 +12,12 @@ import numpy as np
 import pandas as pd
 
 from posstats import results_position0 as position0
+from posstats.columns import COLUMNS
 from posstats.results import LeakageResult, MagnitudeResult, PositionResult, RemovalResult, Result, ShareResult
 from posstats.results_claims import ClaimsResult, ContrastResult
 from posstats.results_decoding import DecodingResult, DiscriminationResult
 from posstats.stats.resample import INTERVAL_METHODS
 
-#: What every column of a table means, in the order of the columns.
-COLUMNS = {
-    "model": "which model the claims are tested on",
-    "dump": "which dump the numbers come from",
-    "kind": "how the model came by its architecture: trained, adapted, or an inference-time variant",
-    "claim": "claim of docs/method.md, section 9",
-    "condition": "intervention on the input",
-    "layer": "layer, 0 is the first",
-    "head": "query head",
-    "queries": "query positions i analysed together; all: every analysed query, max offset < i < T - 1",
-    "term": "term of log attention; residual = sink + logit_drift + denominator_drift",
-    "part": "decoding: score of a group of features, or its share; claims: part of the criterion, claim: all of it",
-    "criterion": "what has to hold, fixed in advance",
-    "contrast": "which two numbers are compared",
-    "quantity": "what is estimated",
-    "layers": "layers whose heads are looked at; all: every layer together",
-    "heads": "sink-reading heads, or the others",
-    "token": "id of the token whose trajectory stands at position 0",
-    "depth": "number of blocks the residual stream has passed; of a replacement, where it begins",
-    "unit": "unit of the estimate",
-    "estimate": "estimate from all documents",
-    "se": "standard error, clustered by document",
-    "low": "lower limit of the interval",
-    "high": "upper limit of the interval",
-    "p": "two-sided p-value of no effect; for leakage, of the sign-flip test of no absolute position",
-    "q": "p adjusted over its family",
-    "sink_reading": "whether the head reads position 0: estimate above the threshold, q below 1 - level",
-    "output_fraction": "fraction of the norm of the head's output that comes from position 0",
-    "output_fraction_low": "lower limit of its interval",
-    "output_fraction_high": "upper limit of its interval",
-    "value_norm_ratio": "norm of the value at position 0 over that of the other values",
-    "value_norm_ratio_low": "lower limit of its interval",
-    "value_norm_ratio_high": "upper limit of its interval",
-    "attention": "mean attention, first of the two compared",
-    "reference_attention": "mean attention, second of the two compared",
-    "chance": "accuracy of guessing",
-    "largest": "largest over sequences, or pairs of sequences",
-    "tolerance": "what rounding may do in the number format of the model",
-    "holds": "whether the largest is within the tolerance",
-    "n_heads": "number of heads",
-    "n_layers": "number of layers",
-    "leakage": "absolute-position leakage of the same cell, in nats squared",
-    "leakage_q": "q-value of that leakage; a share is withheld unless it is below 1 - level",
-    "magnitude": "residual-stream magnitude under the condition, in nats squared",
-    "baseline_magnitude": "residual-stream magnitude under the baseline, in nats squared",
-    "baseline_q": "q-value of that magnitude; a removal is withheld unless it is below 1 - level",
-    "t": "slope over its standard error",
-    "df": "degrees of freedom: documents - 1, or those of the contrast",
-    "se_documents": "standard error over documents alone",
-    "se_runs": "standard error over training runs alone, 0 where they were not replicated",
-    "spline_f": "F statistic of the natural spline, all 3 coefficients jointly",
-    "spline_df1": "numerator degrees of freedom",
-    "spline_df2": "denominator degrees of freedom",
-    "spline_p": "p-value of the joint test",
-    "spline_q": "spline_p adjusted over its family",
-    "n": "number of documents",
-    "runs": "number of training runs",
-    "rule": "what estimate or interval are held against",
-    "verdict": "what follows: supported, contradicted, inconclusive, not testable here",
-    "reason": "what is to be known about the row; where nothing could be tested, why",
-    "note": "what is to be kept in mind",
-}
 _UNITS = {"leakage": "nats^2", "magnitude": "nats^2", "baseline_magnitude": "nats^2"}
 #: Columns that carry the unit of the result itself.
 _IN_RESULT_UNITS = ("estimate", "se", "low", "high")

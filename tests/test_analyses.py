@@ -10,7 +10,7 @@ import pytest
 
 import posstats as ps
 from posstats import analysis, figures
-from posstats.analysis import Findings, Quantity, run_analyses
+from posstats.analysis import Findings, Quantity, closing_tables, run_analyses
 from posstats.config import AnalysesConfig, AnalysisConfig, InferenceConfig, RunConfig, load_config
 from posstats.errors import InputError
 from posstats.recording import record_dumps
@@ -235,3 +235,17 @@ def test_quick_profile_on_the_default_model(tmp_path):
         assert frame.estimate[control] < 1e-3
     assert (tmp_path / "results" / "random" / "removal" / "removal_by_octave.png").stat().st_size > 10_000
     assert figures.PAPER_REMOVAL == 0.40
+
+
+def test_the_ledger_closes(dump, inference, tmp_path):
+    config = AnalysisConfig(
+        analyses=AnalysesConfig(("claims.py",)),
+        inference=inference,
+        run=RunConfig(workers=1),
+        folder=ROOT / "analyses",
+    )
+    run_analyses(config, {"sim": dump}, tmp_path, show=False)
+    (shown,) = closing_tables(config, {"sim": dump}, tmp_path)
+    verdicts = ps.claims(ps.open_dump(dump), **inference.options()).verdicts().iloc[0]
+    rows = [line.split() for line in shown.splitlines() if " claim " in line]
+    assert {row[0]: " ".join(row[-3:]) if row[-1] == "here" else row[-1] for row in rows} == verdicts.to_dict()

@@ -14,6 +14,7 @@ import xarray as xr
 import posstats as ps
 from posstats import comparison, decoders, labelled, positions, results_position0, tables
 from posstats.cli import app
+from posstats.columns import COLUMNS
 from posstats.results import LeakageResult, MagnitudeResult, PositionResult, RemovalResult, Result, ShareResult
 from posstats.results_comparison import ModelLevelResult, ModelSlopeResult, WideResult
 from posstats.results_decoding import DecodingResult, DiscriminationResult
@@ -166,7 +167,7 @@ class TestColumns:
 
     def test_every_column_is_documented(self, results):
         columns = {str(column) for one in results for column in one.table}
-        assert columns | set(tables.COLUMNS) <= documented("docs/columns.md")
+        assert columns | set(COLUMNS) <= documented("docs/columns.md")
 
     def test_every_result_can_be_written_as_a_table(self, results):
         for one in results:
@@ -176,7 +177,7 @@ class TestColumns:
         assert {name for one in results for name in one.settings} <= documented("docs/columns.md")
 
     def test_no_column_is_documented_that_does_not_exist(self, results):
-        known = set(tables.COLUMNS).union(*(one.table.columns for one in results), *(one.settings for one in results))
+        known = set(COLUMNS).union(*(one.table.columns for one in results), *(one.settings for one in results))
         known |= {f"ps.{name}" for name in ps.__all__} | {"decode", "discriminate", "relative"}
         assert documented("docs/columns.md") <= known
 

@@ -10,8 +10,9 @@ import pandas as pd
 import pytest
 
 import posstats as ps
+from posstats.columns import COLUMNS
 from posstats.decoders import decode
-from posstats.tables import COLUMNS, Table, significant, table_of, to_csv, to_latex, to_markdown, to_text, write_table
+from posstats.tables import Table, significant, table_of, to_csv, to_latex, to_markdown, to_text, write_table
 
 
 @pytest.fixture(scope="module")

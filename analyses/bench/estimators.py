@@ -100,6 +100,7 @@ def _analyse(size: Size, path: Path, method: str | None) -> dict[str, Any]:
     """All estimates of a dump, from the opened file."""
     before, samples = load(), {}
     with ps.open_dump(path) as ds, peak_memory() as peak:
+        samples["reading"] = timed(ds.load)
         for name, job in _estimates(ds, size, method):
             samples[name] = timed(job)
     total = Sample(sum(one.wall for one in samples.values()), sum(one.cpu for one in samples.values()))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from posstats.analysis import outstanding, run_analyses
+from posstats.analysis import closing_tables, outstanding, run_analyses
 from posstats.commands.costs import cost_facts, cost_text
 from posstats.commands.shared import AsJson, Quiet, examples, print_json, reporting
 from posstats.config import AnalysisConfig, load_config
@@ -47,7 +47,7 @@ def analyze(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Record what a configuration asks for, analyse it, and print the headline table.
+    """Record what a configuration asks for, analyse it, and print the headline table and the ledger of the claims.
 
     Dumps and results that are current are reused. Tables (CSV, Markdown, LaTeX) and figures (PNG, PDF) go to the
     folder of the results. Dumps named on the command line are analysed as they are, without torch.
@@ -77,7 +77,7 @@ def analyze(
     if as_json:
         print_json({"results": str(folder), "notes": headline.notes, "headline": headline.frame.to_dict("records")})
     else:
-        typer.echo(to_text(headline))
+        typer.echo("\n\n".join([to_text(headline), *closing_tables(settings, paths, folder)]))
         if not quiet:
             typer.echo(f"tables and figures: {folder}")
 
