@@ -10,8 +10,7 @@ from posstats.vocabulary import BASELINE
 
 
 def analyse(ds: xr.Dataset, inference: InferenceConfig) -> Findings:
-    options = {name: value for name, value in inference.options().items() if name != "n_permutations"}
-    sinks = ps.sinks(ds, **options)
+    sinks = ps.sinks(ds, **inference.options("n_permutations"))
     contrasts = sinks.contrasts.table
     anchored = contrasts[contrasts.contrast == "bos_minus_position0"].condition
     heads = sinks.table[sinks.table.condition == BASELINE]

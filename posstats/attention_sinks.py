@@ -1,6 +1,5 @@
 """Sinks: which heads read position 0, and whether they look for the BOS token or the position (docs/method.md, 7)."""
 
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -9,9 +8,9 @@ import pandas as pd
 import xarray as xr
 from numpy.typing import NDArray
 
-from posstats.errors import DesignError, FewDocumentsWarning, InputError
+from posstats.errors import DesignError, InputError
 from posstats.estimates import adjusted
-from posstats.labelled import document_codes, select_condition
+from posstats.labelled import document_codes, few_documents, select_condition
 from posstats.pooling import Inference
 from posstats.results_position0 import SinkContrastResult, SinkResult
 from posstats.stats.components import document_sums
@@ -21,7 +20,7 @@ from posstats.stats.position0 import FIRST_SINK_QUERY, late_attention, queries_t
 from posstats.stats.replicates import Replicates, mean_at, ratio_at
 from posstats.stats.resample import DEFAULT_METHODS, Interval
 from posstats.stats.terms import Array
-from posstats.vocabulary import BASELINE, FEW_DOCUMENTS
+from posstats.vocabulary import BASELINE
 
 #: What rounding may do, per number format of the model: to a trajectory (relative), to an attention, and to terms in
 #: nats (docs/method.md, section 7).
@@ -195,10 +194,7 @@ class Documents:
     def of(cls, data: xr.Dataset, inference: Inference) -> "Documents":
         """Of a dataset; DesignError with fewer than 5, a warning with fewer than 24."""
         code, n_documents = document_codes(data)
-        notes: tuple[str, ...] = ()
-        if n_documents < FEW_DOCUMENTS:
-            notes = (f"only {n_documents} documents: intervals are reliable from {FEW_DOCUMENTS} documents on",)
-            warnings.warn(notes[0], FewDocumentsWarning, stacklevel=3)
+        notes = few_documents(n_documents)
         settings: dict[str, object] = {"n_documents": n_documents, "n_sequences": len(code)}
         settings |= {name: value for name, value in inference.settings().items() if name != "n_permutations"}
         replicates = Replicates.of(

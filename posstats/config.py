@@ -147,8 +147,8 @@ class InferenceConfig:
         Inference(self.level, self.method or DEFAULT_METHOD, self.n_resamples, self.n_permutations, self.seed)
         adjust_p([], self.adjust)
 
-    def options(self) -> dict[str, Any]:
-        """Keyword arguments of estimators that resample, test and adjust."""
+    def options(self, *without: str) -> dict[str, Any]:
+        """Keyword arguments of estimators that resample, test and adjust; some have no use for all of them."""
         options: dict[str, Any] = {
             "level": self.level,
             "n_resamples": self.n_resamples,
@@ -156,7 +156,9 @@ class InferenceConfig:
             "adjust": self.adjust,
             "seed": self.seed,
         }
-        return options if self.method is None else options | {"method": self.method}
+        if self.method is not None:
+            options["method"] = self.method
+        return {name: value for name, value in options.items() if name not in without}
 
 
 @dataclass(frozen=True, slots=True)

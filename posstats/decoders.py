@@ -1,6 +1,5 @@
 """Decoding position from what a layer's attention computes (docs/method.md, section 5): the labelled face."""
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 
@@ -10,9 +9,9 @@ import xarray as xr
 from scipy.special import expit, logit
 from scipy.stats import t
 
-from posstats.errors import DesignError, FewDocumentsWarning, InputError
+from posstats.errors import DesignError, InputError
 from posstats.estimates import adjusted
-from posstats.labelled import check_offsets_visible, document_codes, select_condition
+from posstats.labelled import check_offsets_visible, document_codes, few_documents, select_condition
 from posstats.results_decoding import DecodingResult, DiscriminationResult
 from posstats.stats import decoding as kernels
 from posstats.stats.components import analysed_queries
@@ -20,7 +19,6 @@ from posstats.stats.decoding import FEATURE_SETS, Discriminability, Parts
 from posstats.stats.multiplicity import adjust as adjust_p
 from posstats.stats.resample import check_interval_options, interval
 from posstats.stats.terms import Array
-from posstats.vocabulary import FEW_DOCUMENTS
 
 #: What stands for the residual stream.
 FEATURES = ("logits", "offset_logits", "stream")
@@ -266,10 +264,7 @@ class _Design:
         data = data.sel(offset=chosen["offset"], layer=chosen["layer"])
         check_offsets_visible(data)
         _, n_documents = document_codes(data)
-        notes: tuple[str, ...] = ()
-        if n_documents < FEW_DOCUMENTS:
-            notes = (f"only {n_documents} documents: intervals are reliable from {FEW_DOCUMENTS} documents on",)
-            warnings.warn(notes[0], FewDocumentsWarning, stacklevel=3)
+        notes = few_documents(n_documents)
         settings: dict[str, object] = {
             "n_documents": n_documents,
             "n_sequences": data.sizes["sequence"],

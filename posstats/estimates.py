@@ -1,14 +1,13 @@
 """Leakage, shares, magnitudes and removal: what a notebook calls (docs/method.md, sections 3, 4 and 6)."""
 
-import warnings
 from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
 import xarray as xr
 
-from posstats.errors import FewDocumentsWarning, InputError
-from posstats.labelled import analysable, check_offsets_visible, document_codes, select_condition
+from posstats.errors import InputError
+from posstats.labelled import analysable, check_offsets_visible, document_codes, few_documents, select_condition
 from posstats.pooling import Estimate, Inference, estimates, magnitude_bins, share_bins
 from posstats.results import LeakageResult, MagnitudeResult, RemovalResult, ShareResult
 from posstats.stats.components import (
@@ -22,7 +21,7 @@ from posstats.stats.components import (
 from posstats.stats.multiplicity import adjust as adjust_p
 from posstats.stats.resample import DEFAULT_METHODS
 from posstats.stats.terms import Array
-from posstats.vocabulary import BASELINE, FEW_DOCUMENTS, LOG_ATTENTION, RESIDUAL, RESIDUAL_TERMS, TERMS
+from posstats.vocabulary import BASELINE, LOG_ATTENTION, RESIDUAL, RESIDUAL_TERMS, TERMS
 
 _SHARE_TERMS = (*TERMS, RESIDUAL)
 #: Magnitudes with a calibrated test of their being 0.
@@ -340,10 +339,7 @@ def prepare(
     terms = analysable(data, offsets)
     check_offsets_visible(terms)
     _, n_documents = document_codes(terms)
-    notes: tuple[str, ...] = ()
-    if n_documents < FEW_DOCUMENTS:
-        notes = (f"only {n_documents} documents: intervals are reliable from {FEW_DOCUMENTS} documents on",)
-        warnings.warn(notes[0], FewDocumentsWarning, stacklevel=3)
+    notes = few_documents(n_documents)
     settings: dict[str, object] = {
         "n_documents": n_documents,
         "n_sequences": terms.sizes["sequence"],

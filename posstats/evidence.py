@@ -4,7 +4,6 @@ A generator per claim yields the numbers that its criterion asks for, or says wh
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ import pandas as pd
 import xarray as xr
 
 from posstats.attention_sinks import sinks
+from posstats.config import InferenceConfig
 from posstats.designs import IID
 from posstats.errors import DesignError, InputError
 from posstats.estimates import leakage, magnitude, removal, shares
@@ -25,23 +25,6 @@ from posstats.vocabulary import BASELINE, RESIDUAL
 
 _EARLY = f"[{EARLY[0]}, {EARLY[1]})"
 _ABOVE_0 = Rule("above", 0.0)
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """How the estimates behind the claims are resampled and tested, as :func:`posstats.leakage` takes it."""
-
-    level: float = 0.95
-    method: str | None = None
-    n_resamples: int = 2000
-    n_permutations: int = 9999
-    seed: int = 0
-    adjust: str = "bh"
-
-    def of(self, *without: str) -> dict[str, Any]:
-        """Keyword arguments of an estimator that has no use for `without`."""
-        names = ("level", "method", "n_resamples", "n_permutations", "seed", "adjust")
-        return {name: getattr(self, name) for name in names if name not in without}
 
 
 def _conditions(ds: xr.Dataset, prefix: str) -> list[str]:
@@ -60,9 +43,9 @@ def _numbers(row: pd.Series) -> dict[str, Any]:
     return numbers | {"reason": note}
 
 
-def absolute_position(ds: xr.Dataset, options: Options) -> Iterator[Evidence]:
+def absolute_position(ds: xr.Dataset, inference: InferenceConfig) -> Iterator[Evidence]:
     """C1: leakage, and what a shift of all positions does."""
-    row = leakage(_only(ds, BASELINE), octaves=False, **options.of()).table.iloc[0]
+    row = leakage(_only(ds, BASELINE), octaves=False, **inference.options()).table.iloc[0]
     yield Evidence("C1", "a", "leakage", "nats^2", _ABOVE_0, **_numbers(row))
     what, dtype = "largest change of a recorded quantity", model_dtype(ds)
     shifts = _conditions(ds, "shift=")
@@ -78,12 +61,12 @@ def absolute_position(ds: xr.Dataset, options: Options) -> Iterator[Evidence]:
             yield Evidence("C1", "b", what, "nats", None, condition, largest, reason=reason)
 
 
-def mask_component(ds: xr.Dataset, options: Options) -> Iterator[Evidence]:
+def mask_component(ds: xr.Dataset, inference: InferenceConfig) -> Iterator[Evidence]:
     """C2: the mask's share, at layer 0 of iid tokens without BOS and over all layers."""
     iid = str(ds.attrs.get("sequences", "")).startswith(IID)
     without_bos = BASELINE if ds.attrs.get("bos") == "none" else "bos=none"
     if iid and _conditions(ds, without_bos):
-        found = shares(_only(ds, without_bos).isel(layer=[0]), octaves=False, **options.of()).table
+        found = shares(_only(ds, without_bos).isel(layer=[0]), octaves=False, **inference.options()).table
         numbers = _numbers(found[found.term == "mask"].iloc[0])
         # p is that of "the share is 0", which is not what the criterion asks.
         numbers["p"] = float("nan")
@@ -91,17 +74,17 @@ def mask_component(ds: xr.Dataset, options: Options) -> Iterator[Evidence]:
     else:
         reason = "needs a dump of iid tokens (random_sequences) with the condition bos=none, or recorded without BOS"
         yield Evidence("C2", "a", "mask share, layer 0", condition="bos=none", reason=reason)
-    found = shares(_only(ds, BASELINE), octaves=False, **options.of()).table
+    found = shares(_only(ds, BASELINE), octaves=False, **inference.options()).table
     yield Evidence("C2", "b", "mask share", "1", _ABOVE_0, **_numbers(found[found.term == "mask"].iloc[0]))
 
 
-def residual_component(ds: xr.Dataset, options: Options) -> Iterator[Evidence]:
+def residual_component(ds: xr.Dataset, inference: InferenceConfig) -> Iterator[Evidence]:
     """C3: the residual magnitude beyond layer 0, and the residual terms of repeated tokens."""
     what = f"residual magnitude, {_EARLY}, layers 1 to {ds.sizes['layer'] - 1}"
     if ds.sizes["layer"] < 2:
         yield Evidence("C3", "a", "residual magnitude", "nats^2", reason="the model has one layer")
     else:
-        found = magnitude(_only(ds, BASELINE).isel(layer=slice(1, None)), **options.of()).table
+        found = magnitude(_only(ds, BASELINE).isel(layer=slice(1, None)), **inference.options()).table
         row = found[(found.term == RESIDUAL) & (found.queries == _EARLY)]
         if len(row):
             yield Evidence("C3", "a", what, "nats^2", _ABOVE_0, **_numbers(row.iloc[0]))
@@ -115,7 +98,7 @@ def residual_component(ds: xr.Dataset, options: Options) -> Iterator[Evidence]:
         yield Evidence("C3", "b", what, "nats", condition="repeat", reason="needs the condition repeat in the dump")
 
 
-def closed_system(ds: xr.Dataset, options: Options) -> Iterator[Evidence]:
+def closed_system(ds: xr.Dataset, inference: InferenceConfig) -> Iterator[Evidence]:
     """C4 and the trajectory parts of C8: departure, constancy under BOS, variation without."""
     if "trajectory_departure" not in ds:
         reason = "needs trajectory_departure, which dumps of this version hold: dump again"
@@ -124,7 +107,7 @@ def closed_system(ds: xr.Dataset, options: Options) -> Iterator[Evidence]:
         yield Evidence("C8", "c", "distance between minus within first tokens", condition="bos=tokens:K", reason=reason)
         return
     once = [BASELINE, *_conditions(ds, "bos=none")]
-    found = trajectory(_only(ds, *once), **options.of()).table
+    found = trajectory(_only(ds, *once), **inference.options()).table
     for condition in once:
         rows = found[(found.condition == condition) & (found.quantity == "departure")]
         yield _largest("C4", "a", "largest departure of the trajectory", rows, condition)
@@ -134,10 +117,10 @@ def closed_system(ds: xr.Dataset, options: Options) -> Iterator[Evidence]:
     else:
         rows = found[(found.condition == BASELINE) & (found.quantity == "within")]
         yield _largest("C8", "b", "largest distance between trajectories", rows, BASELINE)
-    yield from _fingerprints(ds, options)
+    yield from _fingerprints(ds, inference)
 
 
-def _fingerprints(ds: xr.Dataset, options: Options) -> Iterator[Evidence]:
+def _fingerprints(ds: xr.Dataset, inference: InferenceConfig) -> Iterator[Evidence]:
     """C8 c: first tokens told apart by their trajectories."""
     what = "distance between minus within first tokens"
     repeated = _conditions(ds, "bos=tokens:")
@@ -147,7 +130,7 @@ def _fingerprints(ds: xr.Dataset, options: Options) -> Iterator[Evidence]:
     for condition in repeated:
         try:
             # Identifying the tokens downstream is no part of the criterion: one permutation of its test is enough.
-            found = trajectory(_only(ds, condition), **options.of("n_permutations"), n_permutations=1).table
+            found = trajectory(_only(ds, condition), **inference.options("n_permutations"), n_permutations=1).table
         except DesignError as error:
             yield Evidence("C8", "c", what, condition=condition, reason=str(error))
             continue
@@ -173,19 +156,19 @@ def _largest(claim: str, part: str, what: str, rows: pd.DataFrame, condition: st
     )
 
 
-def sink_readers(ds: xr.Dataset, options: Options) -> Iterator[Evidence]:
+def sink_readers(ds: xr.Dataset, inference: InferenceConfig) -> Iterator[Evidence]:
     """C5 and the anchor part of C8: sink-reading heads, what they react to, what they look for."""
     anchored = _conditions(ds, "bos@") if "anchor_attention" in ds else []
     try:
-        found = sinks(_only(ds, BASELINE, *anchored), **options.of("n_permutations"))
+        found = sinks(_only(ds, BASELINE, *anchored), **inference.options("n_permutations"))
     except DesignError as error:
         for claim, part in (("C5", "a"), ("C5", "b"), ("C8", "a")):
             yield Evidence(claim, part, "attention on position 0", reason=str(error))
         return
     yield _sink_heads(
-        found.table[found.table.condition == BASELINE], float(str(found.settings["sink_epsilon"])), options
+        found.table[found.table.condition == BASELINE], float(str(found.settings["sink_epsilon"])), inference
     )
-    yield _displacement(ds, options)
+    yield _displacement(ds, inference)
     what = "attention on BOS at P minus on position 0"
     rows = found.contrasts.table
     rows = rows[rows.contrast == "bos_minus_position0"]
@@ -196,14 +179,14 @@ def sink_readers(ds: xr.Dataset, options: Options) -> Iterator[Evidence]:
         yield Evidence("C8", "a", what, condition="bos@P", reason=reason)
 
 
-def _sink_heads(heads: pd.DataFrame, epsilon: float, options: Options) -> Evidence:
+def _sink_heads(heads: pd.DataFrame, epsilon: float, inference: InferenceConfig) -> Evidence:
     """How many heads read position 0: those above eps for sure, and those that may be.
 
     The interval counts heads that are significantly above eps, and heads that are not significantly below; p is Simes'
     of "no head is above eps", the smallest adjusted one-sided p.
     """
     above = heads.estimate > epsilon
-    significant = heads.q < 1 - options.level
+    significant = heads.q < 1 - inference.level
     one_sided = np.where(above, heads.p / 2, 1 - heads.p / 2)
     p = adjust_p(one_sided, "bh").q
     count, sure = int(above.sum()), int((above & significant).sum())
@@ -214,7 +197,7 @@ def _sink_heads(heads: pd.DataFrame, epsilon: float, options: Options) -> Eviden
     )  # fmt: skip
 
 
-def _displacement(ds: xr.Dataset, options: Options) -> Evidence:
+def _displacement(ds: xr.Dataset, inference: InferenceConfig) -> Evidence:
     """Displacement of sink-reading heads minus that of the others, averaged over the depths of replacement."""
     what, condition = "displacement of sink-reading heads minus others", "trajectory=token:ID@L"
     names = _conditions(ds, "trajectory=token:")
@@ -222,7 +205,7 @@ def _displacement(ds: xr.Dataset, options: Options) -> Evidence:
         return Evidence(
             "C5", "b", what, "nats^2", condition=condition, reason=f"needs conditions {condition} in the dump"
         )
-    found = readers(_only(ds, BASELINE, *names), **options.of()).table
+    found = readers(_only(ds, BASELINE, *names), **inference.options()).table
     rows = found[found.quantity == "difference"]
     defined = pd.DataFrame([_numbers(row) for _, row in rows.iterrows()]).dropna(subset=["estimate"])
     if not len(defined):
@@ -234,14 +217,14 @@ def _displacement(ds: xr.Dataset, options: Options) -> Evidence:
     return Evidence("C5", "b", what, "nats^2", _ABOVE_0, condition, estimate, low, high, min(1.0, 2 * p), reason=reason)
 
 
-def replaced_bos(ds: xr.Dataset, options: Options) -> Iterator[Evidence]:
+def replaced_bos(ds: xr.Dataset, inference: InferenceConfig) -> Iterator[Evidence]:
     """C7: removal at early queries by every replacement that was recorded, whatever its sign."""
     what = f"removal, {_EARLY}"
     names = _conditions(ds, "bos=")
     if not names:
         yield Evidence("C7", "a", what, condition="bos=...", reason="needs a condition such as bos=mean in the dump")
         return
-    found = removal(_only(ds, BASELINE, *names), names, **options.of()).table
+    found = removal(_only(ds, BASELINE, *names), names, **inference.options()).table
     found = found[found.queries == _EARLY]
     for name in names:
         rows = found[found.condition == name]
@@ -263,7 +246,7 @@ def _no_early(ds: xr.Dataset) -> str:
 
 
 #: What is asked of a single dump, and which claims it is evidence of.
-QUESTIONS: tuple[tuple[Callable[[xr.Dataset, Options], Iterator[Evidence]], frozenset[str]], ...] = (
+QUESTIONS: tuple[tuple[Callable[[xr.Dataset, InferenceConfig], Iterator[Evidence]], frozenset[str]], ...] = (
     (absolute_position, frozenset({"C1"})),
     (mask_component, frozenset({"C2"})),
     (residual_component, frozenset({"C3"})),

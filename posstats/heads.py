@@ -21,7 +21,7 @@ from posstats.stats.resample import (
     corrected_error,
     document_pairs,
     jackknife_error,
-    pair_weights,
+    leave_out_weights,
 )
 from posstats.stats.sign_flips import SignFlips, random_signs, sign_flip_test
 from posstats.stats.terms import Array, reference
@@ -261,9 +261,7 @@ def _shares(
         stats = share_statistics(field, queries, field.offsets)
         n_documents = len(field.sequences)
         pairs = document_pairs(n_documents)
-        # All documents, all but one, all but two.
-        weights = [np.ones((1, n_documents)), 1 - np.eye(n_documents), pair_weights(n_documents, pairs)]
-        values = evaluate([stats], np.concatenate(weights))[0].value
+        values = evaluate([stats], leave_out_weights(n_documents, pairs))[0].value
         whole, without_pairs = np.split(values, [n_documents + 1])
         p = sign_flip_test(stats.gram[:, 0], signs)
         yield (
@@ -275,9 +273,7 @@ def _shares(
 def _slopes(terms: xr.Dataset, queries: NDArray[np.int64], term: str) -> Iterator[tuple[pd.DataFrame, _Estimates]]:
     """Per layer: slopes of the heads."""
     for layer, field in layer_fields(terms):
-        n_documents = len(field.sequences)
-        weights = np.concatenate([np.ones((1, n_documents)), 1 - np.eye(n_documents)])
-        values = _slopes_at(field, queries, term, weights)
+        values = _slopes_at(field, queries, term, leave_out_weights(len(field.sequences)))
         if not np.isfinite(values).all():
             raise NumericalError(f"Log attention of layer {layer} is not finite at an analysed query.")
         no_pairs = np.empty((0, 2), dtype=np.int64), np.empty((0, values.shape[1]))

@@ -1,16 +1,17 @@
 """The labelled face of the statistics room: datasets in, datasets or per-layer arrays out (docs/method.md, 2 and 3)."""
 
+import warnings
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 import xarray as xr
 
-from posstats.errors import DesignError, InputError
+from posstats.errors import DesignError, FewDocumentsWarning, InputError
 from posstats.stats.components import LayerField, document_sums
 from posstats.stats.terms import check_recorded, lag_means, log_rest_share
 from posstats.stats.terms import decompose as decompose_layer
 from posstats.stats.terms import reference as build_reference
-from posstats.vocabulary import LOG_ATTENTION, MINIMUM_DOCUMENTS, TERMS
+from posstats.vocabulary import FEW_DOCUMENTS, LOG_ATTENTION, MINIMUM_DOCUMENTS, TERMS
 
 _NEEDED = ("logit", "sink_logit", "log_denominator_rest", "logit_sum_by_lag", "visible_keys", "learned_sink")
 _LONG_NAMES = {
@@ -171,6 +172,24 @@ def document_codes(terms: xr.Dataset) -> tuple[np.ndarray, int]:
             f"{MINIMUM_DOCUMENTS} (24 or more to be trusted). Dump more documents."
         )
     return codes.astype(np.int64), n_documents
+
+
+def few_documents_note(n_documents: int) -> tuple[str, ...]:
+    """The note that few documents call for, if they are few."""
+    if n_documents >= FEW_DOCUMENTS:
+        return ()
+    return (f"only {n_documents} documents: intervals are reliable from {FEW_DOCUMENTS} documents on",)
+
+
+def few_documents(n_documents: int) -> tuple[str, ...]:
+    """The same note, of which the user is warned.
+
+    To be called by what a public function calls to prepare itself: the warning points at who called that.
+    """
+    notes = few_documents_note(n_documents)
+    for note in notes:
+        warnings.warn(note, FewDocumentsWarning, stacklevel=4)
+    return notes
 
 
 def layer_fields(data: xr.Dataset) -> Iterator[tuple[int, LayerField]]:

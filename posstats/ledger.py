@@ -7,18 +7,16 @@ from dataclasses import dataclass, replace
 import pandas as pd
 import xarray as xr
 
+from posstats.config import InferenceConfig
 from posstats.contrasts import METHODS, Side, contrast
 from posstats.designs import TRAINED, VARIANT, declared_windows, model_kind
 from posstats.errors import DesignError, InputError
 from posstats.estimates import adjusted
-from posstats.evidence import QUESTIONS, Options, require_dump
-from posstats.labelled import document_codes
-from posstats.pooling import Inference
+from posstats.evidence import QUESTIONS, require_dump
+from posstats.labelled import document_codes, few_documents_note
 from posstats.results_claims import ClaimsResult
-from posstats.stats.multiplicity import adjust as adjust_p
-from posstats.stats.resample import DEFAULT_METHOD
 from posstats.verdicts import CRITERIA, WHOLE, Evidence, Rule, combined
-from posstats.vocabulary import FEW_DOCUMENTS, RESIDUAL
+from posstats.vocabulary import RESIDUAL
 
 #: Architectures that C6 compares.
 ARCHITECTURES = ("standard", "ntk", "window")
@@ -96,21 +94,19 @@ def claims(
     unknown = sorted(set(which) - set(CRITERIA))
     if unknown or not which:
         raise InputError(f"Unknown claims {', '.join(unknown)}; which= takes one or more of {', '.join(CRITERIA)}.")
-    options = Options(level, method, n_resamples, n_permutations, seed, adjust)
-    Inference(level, method or DEFAULT_METHOD, n_resamples, n_permutations, seed)
-    adjust_p([], adjust)
+    inference = InferenceConfig(level, method, n_resamples, n_permutations, adjust, seed)
     models = _named(_flat(data))
     rows: list[dict[str, object]] = []
     trios = list(_trios(models)) if "C6" in which else []
     compared = {id(one) for trio in trios for one in trio.members()}
     for model in models:
         asked = [question for question, about in QUESTIONS if about & set(which)]
-        found = [replace(one, n=model.n) for question in asked for one in question(model.ds, options)]
+        found = [replace(one, n=model.n) for question in asked for one in question(model.ds, inference)]
         if id(model) not in compared:
             found.append(Evidence("C6", "a", "contrast of architectures", n=model.n, reason=_ALONE))
         rows += _ledger(model.name, model.dump, model.kind, [one for one in found if one.claim in which])
     for trio in trios:
-        rows += _ledger(trio.name, trio.dump, trio.kind, list(trio.evidence(options)))
+        rows += _ledger(trio.name, trio.dump, trio.kind, list(trio.evidence(inference)))
     table = adjusted(pd.DataFrame(rows), ["model", "dump"], adjust, {"p": "q"})
     settings = {
         "n_documents": " or ".join(dict.fromkeys(str(model.n) for model in models)),
@@ -122,9 +118,7 @@ def claims(
         "n_permutations": n_permutations,
         "seed": seed,
     }
-    few = min(model.n for model in models)
-    notes = [f"only {few} documents: intervals are reliable from {FEW_DOCUMENTS} documents on"]
-    return ClaimsResult(table[_COLUMNS], settings, tuple(notes if few < FEW_DOCUMENTS else ()))
+    return ClaimsResult(table[_COLUMNS], settings, few_documents_note(min(model.n for model in models)))
 
 
 _ALONE = (
@@ -229,19 +223,19 @@ class _Trio:
         kinds = sorted({one.kind for one in self.members()})
         return VARIANT if VARIANT in kinds else kinds[0]
 
-    def evidence(self, options: Options) -> Iterator[Evidence]:
+    def evidence(self, inference: InferenceConfig) -> Iterator[Evidence]:
         """The parts of C6, for every variant."""
         if not self.ntk:
             yield Evidence("C6", "a", "residual share", reason="needs dumps under NTK-aware scaling")
         if not self.window:
             yield Evidence("C6", "b", "residual slope", "nats^2", reason="needs dumps under a sliding window")
         for label, runs in self.ntk.items():
-            yield from self._compare(runs, label, {"share": ("a", "below")}, options)
+            yield from self._compare(runs, label, {"share": ("a", "below")}, inference)
         for label, runs in self.window.items():
-            yield from self._compare(runs, label, {"slope": ("b", "above"), "share": ("c", "above")}, options)
+            yield from self._compare(runs, label, {"slope": ("b", "above"), "share": ("c", "above")}, inference)
 
     def _compare(
-        self, runs: Sequence[_Model], label: str, asked: Mapping[str, tuple[str, str]], options: Options
+        self, runs: Sequence[_Model], label: str, asked: Mapping[str, tuple[str, str]], inference: InferenceConfig
     ) -> Iterator[Evidence]:
         condition = f"{label} - standard"
         units = {"share": "1", "slope": "nats^2"}
@@ -256,10 +250,10 @@ class _Trio:
                 quantities=list(asked),
                 labels=("standard", label),
                 allow_mixed=True,
-                level=options.level,
-                method=options.method if options.method in METHODS else None,
-                n_permutations=options.n_permutations,
-                seed=options.seed,
+                level=inference.level,
+                method=inference.method if inference.method in METHODS else None,
+                n_permutations=inference.n_permutations,
+                seed=inference.seed,
             )
         except DesignError as error:
             for quantity, (part, _) in asked.items():

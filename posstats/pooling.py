@@ -23,6 +23,7 @@ from posstats.stats.resample import (
     document_weights,
     interval,
     jackknife_error,
+    leave_out_weights,
     pair_weights,
     replicate_blocks,
 )
@@ -334,7 +335,7 @@ class _Resampling:
 def _evaluate_layer(stats: list[Statistics], resampling: _Resampling, tested: list[int]) -> list[_Evaluated]:
     n_documents = resampling.weights.shape[1]
     # The estimate, then every document left out in turn, the reference without it included.
-    first = np.concatenate([np.ones((1, n_documents)), 1 - np.eye(n_documents)])
+    first = leave_out_weights(n_documents)
     weights = resampling.weights
     if not resampling.studentized:  # replicates like any other weights
         first, weights = np.concatenate([first, weights]), weights[:0]

@@ -14,7 +14,7 @@ from scipy import stats as sps
 from posstats.errors import DesignError
 from posstats.stats.components import LayerField, Statistics
 from posstats.stats.evaluate import evaluate, pair_products
-from posstats.stats.resample import Interval, interval, pair_weights
+from posstats.stats.resample import Interval, interval, leave_out_weights
 from posstats.stats.terms import Array
 
 
@@ -71,8 +71,7 @@ def layer_sums(fields: Iterable[LayerField], recipes: Sequence[Recipe], pairs: N
     values: list[list[Array]] = [[] for _ in recipes]
     products: list[Array | None] = [None] * len(recipes)
     for field in fields:
-        n = len(field.sequences)
-        weights = np.concatenate([np.ones((1, n)), 1 - np.eye(n), pair_weights(n, pairs)])
+        weights = leave_out_weights(len(field.sequences), pairs)
         statistics = [one.kernel(field, one.queries, one.offsets) for one in recipes]
         for k, (one, found) in enumerate(zip(statistics, evaluate(statistics, weights), strict=True)):
             values[k].append(found.value.sum(axis=1))

@@ -13,7 +13,7 @@ from posstats.stats.resample import (
     document_weights,
     interval,
     jackknife_error,
-    pair_weights,
+    leave_out_weights,
 )
 from posstats.stats.terms import Array
 
@@ -75,13 +75,13 @@ class Replicates:
         >>> float(found.estimate), round(float(found.se), 4)
         (3.0, 0.7071)
         """
-        whole = np.concatenate([np.ones((1, n_documents)), 1 - np.eye(n_documents)])
+        whole = leave_out_weights(n_documents)
         none = np.empty((0, n_documents))
         if method == "jackknife":
             return cls(whole, method, level, None, none)
         if method == "corrected_jackknife":
             pairs = document_pairs(n_documents)
-            return cls(np.concatenate([whole, pair_weights(n_documents, pairs)]), method, level, pairs, none)
+            return cls(leave_out_weights(n_documents, pairs), method, level, pairs, none)
         drawn = document_weights(n_documents, n_resamples, seed)
         rows = [whole, drawn]
         if method == "studentized":

@@ -106,6 +106,18 @@ def document_pairs(n_documents: int, at_most: int = MAXIMUM_PAIRS) -> NDArray[np
     return pairs[:every]  # the round half way across holds every pair twice
 
 
+def leave_out_weights(n_documents: int, pairs: NDArray[np.int64] | None = None) -> Array:
+    """Document weights of a jackknife: ones, ones without each document, then without each pair of `pairs`.
+
+    Examples
+    --------
+    >>> leave_out_weights(3).tolist()
+    [[1.0, 1.0, 1.0], [0.0, 1.0, 1.0], [1.0, 0.0, 1.0], [1.0, 1.0, 0.0]]
+    """
+    whole = np.concatenate([np.ones((1, n_documents)), 1 - np.eye(n_documents)])
+    return whole if pairs is None else np.concatenate([whole, pair_weights(n_documents, pairs)])
+
+
 def pair_weights(n_documents: int, pairs: NDArray[np.int64]) -> Array:
     """Document weights, shape (pair, document): ones, and 0 for the two documents of the pair."""
     weights = np.ones((len(pairs), n_documents))
