@@ -11,16 +11,14 @@ import matplotlib as mpl
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from posstats.drawing import COLOURS, GREY, MARKERS, axes_of, captioned, level_of, map_axes
 from posstats.errors import InputError
 from posstats.results import MagnitudeResult, RemovalResult, Result, ShareResult
+from posstats.verdicts import CLAIMED_REMOVAL
 from posstats.vocabulary import BASELINE, RESIDUAL
 
-#: Okabe and Ito's palette, yellow left out (too faint for lines on white).
-COLOURS = ("#000000", "#D55E00", "#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _TERM_STYLE = {
     "mask": ("#0072B2", "o"),
     RESIDUAL: ("#D55E00", "s"),
@@ -29,8 +27,7 @@ _TERM_STYLE = {
     "denominator_drift": ("#56B4E9", "v"),
 }
 #: The removal at early queries that the paper's abstract states.
-PAPER_REMOVAL = 0.40
-_GREY = "0.55"
+PAPER_REMOVAL = CLAIMED_REMOVAL
 _DPI = 150
 #: What to leave out of the files, so that the same figure gives the same bytes.
 _METADATA = {
@@ -69,7 +66,7 @@ def shares_by_layer(result: ShareResult, ax: Axes | None = None, *, terms: Seque
     'layer'
     """
     table = _one_condition(result, ["layer", "term"])
-    ax = _axes(ax, (6.4, 3.6))
+    ax = axes_of(ax, (6.4, 3.6))
     for term in terms:
         colour, marker = _TERM_STYLE[term]
         rows = table[table.term == term].sort_values("layer")
@@ -88,15 +85,15 @@ def shares_by_layer(result: ShareResult, ax: Axes | None = None, *, terms: Seque
     if len(withheld):
         bottom = ax.get_xaxis_transform()
         ax.plot(
-            withheld, np.full(len(withheld), 0.02), "x", color=_GREY, transform=bottom, label="leakage not significant"
+            withheld, np.full(len(withheld), 0.02), "x", color=GREY, transform=bottom, label="leakage not significant"
         )
     for value in (0, 1):
-        ax.axhline(value, color=_GREY, linewidth=0.8, linestyle=":", zorder=0)
+        ax.axhline(value, color=GREY, linewidth=0.8, linestyle=":", zorder=0)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.set_xlabel("layer")
     ax.set_ylabel("share of leakage")
     ax.legend(frameon=False)
-    return _captioned(ax, result)
+    return captioned(ax, result)
 
 
 def head_map(result: ShareResult, ax: Axes | None = None, *, term: str = RESIDUAL) -> Axes:
@@ -135,7 +132,7 @@ def head_map(result: ShareResult, ax: Axes | None = None, *, term: str = RESIDUA
     table = table[table.term == term]
     share, q = (table.pivot(index="head", columns="layer", values=name) for name in ("estimate", "q"))
     layers, heads = share.columns.to_numpy(), share.index.to_numpy()
-    ax = _axes(ax, (max(6.4, 0.24 * len(layers) + 2.2), max(2.4, 0.24 * len(heads) + 1.2)))
+    ax = map_axes(ax, layers, heads)
     sizes = np.abs(table.estimate.dropna())
     # A share of little leakage can be far from 0 .. 1; a few of them must not flatten the colours of the others.
     reach = max(1.0, float(np.quantile(sizes, 0.95))) if len(sizes) else 1.0
@@ -143,18 +140,13 @@ def head_map(result: ShareResult, ax: Axes | None = None, *, term: str = RESIDUA
     image = ax.imshow(
         np.ma.masked_invalid(share.to_numpy()), cmap=colours, vmin=-reach, vmax=reach, aspect="auto", origin="lower"
     )
-    alpha = 1 - _level(result)
+    alpha = 1 - level_of(result)
     for marker, chosen, label in (
         (".", q.to_numpy() < alpha, f"differs from 0 (q < {alpha:.2g})"),
         ("x", share.isna().to_numpy(), "withheld: leakage not significant"),
     ):
         rows, columns = np.nonzero(chosen)
         ax.plot(columns, rows, marker, color="black", markersize=3.5, label=label)
-    for axis, values in ((ax.xaxis, layers), (ax.yaxis, heads)):
-        step = max(1, round(len(values) / 16))
-        axis.set_ticks(np.arange(0, len(values), step), labels=[str(value) for value in values[::step]])
-    ax.set_xlabel("layer")
-    ax.set_ylabel("head")
     ax.legend(frameon=False, ncols=2, loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2, fontsize="small")
     bar = ax.figure.colorbar(image, ax=ax, extend="both" if (sizes > reach).any() else "neither")
     bar.set_label(f"{term} share of leakage")
@@ -196,15 +188,15 @@ def magnitude_by_octave(
     """
     table = _pooled(result)
     table = table[table.term == term]
-    ax = _axes(ax, (6.4, 3.6))
+    ax = axes_of(ax, (6.4, 3.6))
     _octave_lines(ax, table, conditions)
     # Magnitudes fall by orders of magnitude; but an estimate or a limit below 0 must be seen too.
     if (table.low > 0).all():
         ax.set_yscale("log")
     else:
-        ax.axhline(0, color=_GREY, linewidth=0.8, linestyle=":", zorder=0)
+        ax.axhline(0, color=GREY, linewidth=0.8, linestyle=":", zorder=0)
     ax.set_ylabel(f"{term} magnitude (nats²)")
-    return _captioned(ax, result)
+    return captioned(ax, result)
 
 
 def removal_by_octave(
@@ -244,17 +236,17 @@ def removal_by_octave(
     'residual magnitude removed (fraction)'
     """
     table = _pooled(result)
-    ax = _axes(ax, (6.4, 3.6))
+    ax = axes_of(ax, (6.4, 3.6))
     # The baseline's colour stays the baseline's in both figures by octave.
     _octave_lines(ax, table, conditions, first=1)
-    ax.axhline(0, color=_GREY, linewidth=0.8, linestyle=":", zorder=0)
+    ax.axhline(0, color=GREY, linewidth=0.8, linestyle=":", zorder=0)
     if reference is not None:
         ax.axhline(
             reference, color="black", linewidth=1, linestyle="--", label=f"{reference:.2f} (paper, early queries)"
         )
         ax.legend(frameon=False, fontsize="small")
     ax.set_ylabel("residual magnitude removed (fraction)")
-    return _captioned(ax, result)
+    return captioned(ax, result)
 
 
 def save_figure(ax: Axes, folder: str | Path, name: str) -> list[Path]:
@@ -293,22 +285,6 @@ def save_figure(ax: Axes, folder: str | Path, name: str) -> list[Path]:
     return paths
 
 
-def _axes(ax: Axes | None, size: tuple[float, float]) -> Axes:
-    return Figure(figsize=size, layout="constrained").add_subplot() if ax is None else ax
-
-
-def _level(result: Result) -> float:
-    return float(str(result.settings["level"]))
-
-
-def _captioned(ax: Axes, result: Result) -> Axes:
-    """Name the intervals: their level and the resampling unit."""
-    documents = result.settings["n_documents"]
-    text = f"bars: {100 * _level(result):g}% intervals, resampling unit: document (G = {documents})"
-    ax.set_title(text, fontsize="small", loc="left")
-    return ax
-
-
 def _one_condition(result: Result, keys: list[str]) -> pd.DataFrame:
     table = result.table
     missing = [key for key in keys if key not in table]
@@ -340,7 +316,7 @@ def _octave_lines(ax: Axes, table: pd.DataFrame, conditions: Sequence[str] | Non
         at = np.arange(len(octaves)) + 0.5 * ((k + 0.5) / len(chosen) - 0.5)
         ax.errorbar(
             at, rows.estimate, yerr=[rows.estimate - rows.low, rows.high - rows.estimate], label=name,
-            color=COLOURS[style % len(COLOURS)], marker=_MARKERS[style % len(_MARKERS)], markersize=4, linewidth=1,
+            color=COLOURS[style % len(COLOURS)], marker=MARKERS[style % len(MARKERS)], markersize=4, linewidth=1,
             capsize=2,
         )  # fmt: skip
     ax.set_xticks(np.arange(len(octaves)), labels=octaves)

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from posstats.drawing import GREY, axes_of, level_of
 from posstats.errors import InputError
 from posstats.results_claims import ClaimsResult, ContrastResult
 from posstats.verdicts import CONTRADICTED, INCONCLUSIVE, NOT_TESTABLE, SUPPORTED
@@ -42,9 +42,7 @@ def verdict_grid(result: ClaimsResult, ax: Axes | None = None) -> Axes:
     'simulated, unnamed sequences'
     """
     verdicts = result.verdicts()
-    if ax is None:
-        size = (8.0, 1.0 + 0.34 * len(verdicts))
-        ax = Figure(figsize=size, layout="constrained").add_subplot()
+    ax = axes_of(ax, (8.0, 1.0 + 0.34 * len(verdicts)))
     for row, (_, found) in enumerate(verdicts.iterrows()):
         for column, verdict in enumerate(found):
             if verdict:
@@ -102,8 +100,7 @@ def contrast_by_quantity(
     results = [results] if isinstance(results, ContrastResult) else list(results)
     labels: list[str] = []
     unit, level = "", 0.0
-    if ax is None:
-        ax = Figure(figsize=(6.4, 1.0 + 0.9 * len(results)), layout="constrained").add_subplot()
+    ax = axes_of(ax, (6.4, 1.0 + 0.9 * len(results)))
     for result in results:
         table = result.table[(result.table.quantity == quantity) & (result.table.term == term)]
         table = table if queries is None else table[table.queries == queries]
@@ -112,12 +109,12 @@ def contrast_by_quantity(
                 f"{len(table)} rows are {quantity} of {term}, not one per side and one of the difference; choose "
                 f"queries= from {', '.join(table.queries.unique()) or 'what the result holds'}."
             )
-        unit, level = str(table.unit.iloc[0]), float(str(result.settings["level"]))
+        unit, level = str(table.unit.iloc[0]), level_of(result)
         for (_, row), (colour, marker) in zip(table.iterrows(), _SIDES, strict=True):
             spread = [[row.estimate - row.low], [row.high - row.estimate]]
             ax.errorbar(row.estimate, len(labels), xerr=spread, color=colour, marker=marker, markersize=5, capsize=3)
             labels.append(str(row.contrast))
-    ax.axvline(0, color="0.55", linewidth=0.8, linestyle=":", zorder=0)
+    ax.axvline(0, color=GREY, linewidth=0.8, linestyle=":", zorder=0)
     ax.set_yticks(range(len(labels)), labels=labels)
     ax.set_ylim(len(labels) - 0.5, -0.5)
     units = unit.replace("^2", "²")

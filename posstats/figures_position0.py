@@ -4,17 +4,13 @@ import matplotlib as mpl
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from posstats.drawing import COLOURS, GREY, MARKERS, axes_of, captioned, level_of, map_axes
 from posstats.errors import InputError
-from posstats.figures import COLOURS
-from posstats.results import Result
 from posstats.results_position0 import IdentificationResult, ReaderResult, SinkResult, TrajectoryResult
 from posstats.vocabulary import BASELINE
 
-_GREY = "0.55"
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _QUANTITIES = {"within": ("#0072B2", "o"), "between": ("#D55E00", "s"), "departure": ("#009E73", "^")}
 _HEADS = {"sink_reading": ("#D55E00", "s", "sink-reading heads"), "other": ("#0072B2", "o", "other heads")}
 
@@ -52,19 +48,14 @@ def attention_map(result: SinkResult, ax: Axes | None = None, *, condition: str 
         table.pivot(index="head", columns="layer", values=name) for name in ("estimate", "sink_reading")
     )
     layers, heads = attention.columns.to_numpy(), attention.index.to_numpy()
-    ax = _axes(ax, (max(6.4, 0.24 * len(layers) + 2.2), max(2.4, 0.24 * len(heads) + 1.2)))
+    ax = map_axes(ax, layers, heads)
     image = ax.imshow(
         attention.to_numpy(), cmap=mpl.colormaps["cividis"], vmin=0, vmax=1, aspect="auto", origin="lower"
     )
     epsilon = float(str(result.settings["sink_epsilon"]))
     rows, columns = np.nonzero(reading.to_numpy(bool))
     ax.plot(columns, rows, ".", color="white", markeredgecolor="black", markeredgewidth=0.4, markersize=6)
-    for axis, values in ((ax.xaxis, layers), (ax.yaxis, heads)):
-        step = max(1, round(len(values) / 16))
-        axis.set_ticks(np.arange(0, len(values), step), labels=[str(value) for value in values[::step]])
-    ax.set_xlabel("layer")
-    ax.set_ylabel("head")
-    level = float(str(result.settings["level"]))
+    level = level_of(result)
     ax.set_title(
         f"{condition}; dots: sink-reading, above {epsilon:g} with q < {1 - level:.2g}", fontsize="small", loc="left"
     )
@@ -106,7 +97,7 @@ def distance_by_depth(result: TrajectoryResult, ax: Axes | None = None, *, condi
     """
     table = _rows(result.table, condition=condition)
     tolerance = float(table.tolerance.max())
-    ax = _axes(ax, (6.4, 3.6))
+    ax = axes_of(ax, (6.4, 3.6))
     floor = tolerance * 1e-4
     for quantity, (colour, marker) in _QUANTITIES.items():
         rows = table[table.quantity == quantity].sort_values("depth")
@@ -127,13 +118,13 @@ def distance_by_depth(result: TrajectoryResult, ax: Axes | None = None, *, condi
             capsize=2,
             label=label,
         )
-    ax.axhline(tolerance, color=_GREY, linewidth=0.8, linestyle="--", label=f"rounding, {tolerance:g}")
+    ax.axhline(tolerance, color=GREY, linewidth=0.8, linestyle="--", label=f"rounding, {tolerance:g}")
     ax.set_yscale("log")
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.set_xlabel("depth (blocks passed)")
     ax.set_ylabel("relative distance")
     _legend_below(ax)
-    return _captioned(ax, result, f"{condition}; ")
+    return captioned(ax, result, f"{condition}; ")
 
 
 def identification_by_layer(result: IdentificationResult, ax: Axes | None = None) -> Axes:
@@ -158,7 +149,7 @@ def identification_by_layer(result: IdentificationResult, ax: Axes | None = None
     table = result.table
     if table.condition.nunique() != 1:
         raise InputError(f"This figure needs one condition; the result has {table.condition.nunique()}.")
-    ax = _axes(ax, (6.4, 3.6))
+    ax = axes_of(ax, (6.4, 3.6))
     by_layer = table[table.layers != "all"]
     for (heads, rows), (colour, marker, label) in zip(
         by_layer.groupby("heads", sort=False), _HEADS.values(), strict=True
@@ -166,13 +157,13 @@ def identification_by_layer(result: IdentificationResult, ax: Axes | None = None
         everywhere = table[(table.layers == "all") & (table.heads == heads)].estimate.iloc[0]
         _lines(ax, rows.layers.astype(int), rows, colour, marker, f"{label} (all layers: {everywhere:.2f})")
     chance = float(table.chance.iloc[0])
-    ax.axhline(chance, color=_GREY, linewidth=0.8, linestyle="--", label=f"chance, {chance:.2g}")
+    ax.axhline(chance, color=GREY, linewidth=0.8, linestyle="--", label=f"chance, {chance:.2g}")
     ax.set_ylim(-0.03, 1.03)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.set_xlabel("layer")
     ax.set_ylabel("first token identified (fraction)")
     _legend_below(ax)
-    return _captioned(ax, result)
+    return captioned(ax, result)
 
 
 def displacement_by_depth(result: ReaderResult, ax: Axes | None = None) -> Axes:
@@ -197,24 +188,24 @@ def displacement_by_depth(result: ReaderResult, ax: Axes | None = None) -> Axes:
     'displacement of the residual (nats²)'
     """
     table = result.table
-    ax = _axes(ax, (6.4, 3.6))
+    ax = axes_of(ax, (6.4, 3.6))
     tokens = list(dict.fromkeys(table.token))
     for k, token in enumerate(tokens):
         for quantity, (colour, marker, label) in _HEADS.items():
             rows = table[(table.token == token) & (table.quantity == quantity)].sort_values("depth")
             several = len(tokens) > 1
-            marker = _MARKERS[k % len(_MARKERS)] if several else marker
+            marker = MARKERS[k % len(MARKERS)] if several else marker
             _lines(ax, rows.depth, rows, colour, marker, f"{label}, token {token}" if several else label)
     shown = table[table.quantity.isin(_HEADS)]
     if (shown.low > 0).all():
         ax.set_yscale("log")
     else:
-        ax.axhline(0, color=_GREY, linewidth=0.8, linestyle=":", zorder=0)
+        ax.axhline(0, color=GREY, linewidth=0.8, linestyle=":", zorder=0)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.set_xlabel("depth from which on the trajectory is replaced")
     ax.set_ylabel("displacement of the residual (nats²)")
     ax.legend(frameon=False, fontsize="small")
-    return _captioned(ax, result)
+    return captioned(ax, result)
 
 
 def anchoring_by_position(result: SinkResult, ax: Axes | None = None) -> Axes:
@@ -240,7 +231,7 @@ def anchoring_by_position(result: SinkResult, ax: Axes | None = None) -> Axes:
     table = table[table.contrast == "bos_minus_position0"]
     if table.empty:
         raise InputError("This figure needs conditions bos@P, and the dump has none.")
-    ax = _axes(ax, (6.4, 3.6))
+    ax = axes_of(ax, (6.4, 3.6))
     at = [name.removeprefix("bos@") for name in table.condition]
     for column, label, colour, marker in (
         ("attention", "BOS token at P", COLOURS[1], "s"),
@@ -258,11 +249,11 @@ def anchoring_by_position(result: SinkResult, ax: Axes | None = None) -> Axes:
         capsize=2,
         label="difference",
     )
-    ax.axhline(0, color=_GREY, linewidth=0.8, linestyle=":", zorder=0)
+    ax.axhline(0, color=GREY, linewidth=0.8, linestyle=":", zorder=0)
     ax.set_xlabel("position P of the BOS token")
     ax.set_ylabel("mean attention of sink-reading heads")
     _legend_below(ax)
-    return _captioned(ax, result)
+    return captioned(ax, result)
 
 
 def _rows(table: pd.DataFrame, *, condition: str) -> pd.DataFrame:
@@ -278,18 +269,6 @@ def _lines(ax: Axes, at: pd.Series, rows: pd.DataFrame, colour: str, marker: str
     ax.errorbar(
         at, rows.estimate, yerr=bars, color=colour, marker=marker, markersize=4, linewidth=1, capsize=2, label=label
     )
-
-
-def _axes(ax: Axes | None, size: tuple[float, float]) -> Axes:
-    return Figure(figsize=size, layout="constrained").add_subplot() if ax is None else ax
-
-
-def _captioned(ax: Axes, result: Result, before: str = "") -> Axes:
-    """Name the intervals: their level and the resampling unit."""
-    level, documents = float(str(result.settings["level"])), result.settings["n_documents"]
-    text = f"{before}bars: {100 * level:g}% intervals, resampling unit: document (G = {documents})"
-    ax.set_title(text, fontsize="small", loc="left")
-    return ax
 
 
 def _legend_below(ax: Axes) -> None:

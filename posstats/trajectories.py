@@ -41,16 +41,15 @@ def trajectory(
     """Ask whether position 0 runs by itself, and what of its first token can be told from it.
 
     - **Closed**: ``||inside a sequence - alone|| / ||alone||`` at every depth, the same input run alone being a
-    sequence
-      of length 1. Holds where the largest over sequences is within rounding: 1e-4 for a model computed in float32, 1e-9
-      in float64, 1e-2 in float16 and 8e-2 in bfloat16 (ten steps of their precision).
+      sequence of length 1. Holds where the largest over sequences is within rounding: 1e-4 for a model computed in
+      float32, 1e-9 in float64, 1e-2 in float16 and 8e-2 in bfloat16 (ten steps of their precision).
     - **Constant, and a fingerprint**: the relative distance ``||a - b|| / ((||a|| + ||b||) / 2)`` between
-    trajectories of
-      sequences from different documents, `within` one first token (0 to the same rounding if the system is closed) and
-      `between` first tokens. Sequences share a first token where they share the embedding at depth 0.
+      trajectories of sequences from different documents, `within` one first token (0 to the same rounding if the
+      system is closed) and `between` first tokens. Sequences share a first token where they share the embedding at
+      depth 0.
     - **Identified downstream**: under `bos=tokens:K` first tokens repeat over documents. From ``head_output``, what
-    heads
-      pass on at the queries i >= 16, the first token of a document is predicted by a model that has seen others.
+      heads pass on at the queries i >= 16, the first token of a document is predicted by a model that has seen
+      others.
 
     Parameters
     ----------

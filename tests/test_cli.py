@@ -27,20 +27,6 @@ def analyse(ds, inference):
 """
 
 
-@pytest.fixture
-def run(monkeypatch, capsys):
-    """Run the command line: exit code, stdout, stderr."""
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["posstats", *map(str, arguments)])
-        with pytest.raises(SystemExit) as end:
-            main()
-        captured = capsys.readouterr()
-        return end.value.code or 0, captured.out, captured.err
-
-    return call
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A tiny model with its tokenizer, and a simulated dump."""

@@ -8,27 +8,12 @@ import pandas as pd
 import pytest
 
 import posstats as ps
-from posstats.cli import main
 from posstats.commands import models
 from posstats.commands.shared import print_json
 from posstats.store import parts_folder
 from tests import tiny
 
 SMALL = ["-n", 6, "-t", 16, "-d", 0, "-d", 1]
-
-
-@pytest.fixture
-def run(monkeypatch, capsys):
-    """Run the command line: exit code, stdout, stderr."""
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["posstats", *map(str, arguments)])
-        with pytest.raises(SystemExit) as end:
-            main()
-        captured = capsys.readouterr()
-        return end.value.code or 0, captured.out, captured.err
-
-    return call
 
 
 @pytest.fixture(scope="module")
