@@ -11,11 +11,9 @@ import importlib.util
 import json
 import logging
 import multiprocessing
-import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +28,7 @@ from posstats.errors import FewDocumentsWarning, InputError
 from posstats.figures import save_figure
 from posstats.progress import progress
 from posstats.results import Result
+from posstats.side_by_side import single_threaded
 from posstats.store import open_dump
 from posstats.tables import Table, to_text, write_table
 from posstats.vocabulary import FEW_DOCUMENTS
@@ -235,7 +234,7 @@ def _computed(tasks: Sequence[_Task], workers: int) -> Iterator[tuple[_Task, lis
         return
     # Fresh processes: forking one that runs threads (torch, dask) is not safe.
     context = multiprocessing.get_context("spawn")
-    with _single_threaded(), ProcessPoolExecutor(min(workers, len(tasks)), mp_context=context) as pool:
+    with single_threaded(), ProcessPoolExecutor(min(workers, len(tasks)), mp_context=context) as pool:
         futures = {pool.submit(_compute, task): task for task in tasks}
         try:
             for future in as_completed(futures):
@@ -243,26 +242,6 @@ def _computed(tasks: Sequence[_Task], workers: int) -> Iterator[tuple[_Task, lis
         except BaseException:
             pool.shutdown(wait=True, cancel_futures=True)
             raise
-
-
-@contextmanager
-def _single_threaded() -> Iterator[None]:
-    """Let processes started here compute with one thread each.
-
-    Linear algebra on several threads in several processes spends its time waiting for threads that have no processor,
-    and the number of threads could change the last digit of a result.
-    """
-    names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-    before = {name: os.environ.get(name) for name in names}
-    os.environ.update(dict.fromkeys(names, "1"))
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 def _compute(task: _Task) -> list[dict[str, Any]]:

@@ -8,11 +8,8 @@ import xarray as xr
 
 from posstats.errors import DesignError
 from posstats.labelled import select_condition
-from posstats.vocabulary import BASELINE
+from posstats.vocabulary import BASELINE, TRAINED, VARIANT
 
-#: Attribute `model_kind` of a model that was changed after training.
-VARIANT = "inference-time variant"
-TRAINED = "trained"
 #: How the attribute `sequences` of a dump of independent uniform tokens begins.
 IID = "iid tokens"
 

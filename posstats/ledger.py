@@ -9,14 +9,14 @@ import xarray as xr
 
 from posstats.config import InferenceConfig
 from posstats.contrasts import METHODS, Side, contrast
-from posstats.designs import TRAINED, VARIANT, declared_windows, model_kind
+from posstats.designs import declared_windows, model_kind
 from posstats.errors import DesignError, InputError
 from posstats.estimates import adjusted
 from posstats.evidence import QUESTIONS, require_dump
 from posstats.labelled import document_codes, few_documents_note
 from posstats.results_claims import ClaimsResult
 from posstats.verdicts import CRITERIA, WHOLE, Evidence, Rule, combined
-from posstats.vocabulary import RESIDUAL
+from posstats.vocabulary import RESIDUAL, TRAINED, VARIANT
 
 #: Architectures that C6 compares.
 ARCHITECTURES = ("standard", "ntk", "window")

@@ -1,9 +1,10 @@
-"""Layers computed side by side, in order."""
+"""Work done side by side: layers on threads, in order; processes with one thread each."""
 
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TypeVar
 
 from threadpoolctl import ThreadpoolController
@@ -36,3 +37,23 @@ def side_by_side(job: Callable[[_Given], _Made], labelled: Iterable[tuple[int, _
                 yield first, future.result()
         for first, future in waiting:
             yield first, future.result()
+
+
+@contextmanager
+def single_threaded() -> Iterator[None]:
+    """Let processes started here compute with one thread each.
+
+    Linear algebra on several threads in several processes spends its time waiting for threads that have no processor,
+    and the number of threads could change the last digit of a result.
+    """
+    names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+    before = {name: os.environ.get(name) for name in names}
+    os.environ.update(dict.fromkeys(names, "1"))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

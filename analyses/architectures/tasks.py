@@ -4,7 +4,6 @@ import hashlib
 import json
 import logging
 import multiprocessing
-import os
 import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -21,11 +20,12 @@ from posstats.analysis import code_digest
 from posstats.config import InferenceConfig
 from posstats.errors import DesignError, FewDocumentsWarning
 from posstats.progress import progress
-from posstats.vocabulary import BASELINE
+from posstats.side_by_side import single_threaded
+from posstats.verdicts import CRITERIA
+from posstats.vocabulary import ADAPTED, BASELINE, VARIANT
 
 logger = logging.getLogger(__name__)
 
-VARIANT, ADAPTED = "inference-time variant", "adapted"
 LEDGER, ARCHITECTURES, CONTRAST = "ledger", "architectures", "contrast"
 QUANTITIES = ("leakage", "share", "removal", "slope")
 #: Columns in which nothing is an empty text, not a missing number.
@@ -105,9 +105,8 @@ class Task:
     def _claims(self, dumps: list[xr.Dataset]) -> pd.DataFrame:
         if self.what == ARCHITECTURES:  # C6 rests on the baseline; the rest of a ledger is asked of each model alone
             dumps = [ds.sel(condition=[BASELINE]) for ds in dumps]
-        ledger = ps.claims(dumps, **self.inference.options()).table
-        about_architectures = ledger.claim == "C6"
-        return ledger[about_architectures if self.what == ARCHITECTURES else ~about_architectures].copy()
+        asked = [claim for claim in CRITERIA if (claim == "C6") == (self.what == ARCHITECTURES)]
+        return ps.claims(dumps, which=asked, **self.inference.options()).table.copy()
 
     def _contrast(self, a: list[xr.Dataset], b: list[xr.Dataset]) -> pd.DataFrame:
         used = [BASELINE, *REPLACEMENTS]
@@ -193,10 +192,11 @@ def run_all(tasks: Sequence[Task], *, workers: int, show: bool = True) -> None:
     """
     for folder in {task.folder for task in tasks}:
         folder.mkdir(parents=True, exist_ok=True)
-    # Threads within a process would only get into each other's way. Spawned processes read this on import.
-    os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
-    pool = multiprocessing.get_context("spawn").Pool(workers)
-    with pool, progress("claims", len(tasks), unit="table", show=show) as bar:
+    with (
+        single_threaded(),
+        multiprocessing.get_context("spawn").Pool(workers) as pool,
+        progress("claims", len(tasks), unit="table", show=show) as bar,
+    ):
         for line in pool.imap_unordered(Task.run, tasks):
             logger.info("%s", line)
             bar.update()

@@ -26,13 +26,11 @@ from posstats.dumping.structure import (
 )
 from posstats.dumping.watch import watch_layers
 from posstats.errors import InputError, ModelError
+from posstats.vocabulary import ADAPTED, TRAINED, VARIANT
 
 __all__ = ["embed", "load_model", "max_length", "model_facts"]
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
-TRAINED = "trained"
-VARIANT = "inference-time variant"
-ADAPTED = "adapted"
 
 
 @dataclass(frozen=True, slots=True)

@@ -202,6 +202,7 @@ def _evaluate_heads(
             for which in _used(slope):
                 if (partner, which) not in paired:
                     paired[partner, which] = logs[which] @ stats.partners[heads, partner].transpose(0, 2, 1)
+    fewer = drawn.fewer() if left.size else None
     sums = {key: np.einsum("hrg,rg->hr", one, drawn.partners) for key, one in paired.items()}
     for k, (partner, slope, square) in enumerate(zip(stats.partner_of, stats.slope, stats.square, strict=True)):
         numerator, quadratic = numerators[:, k], np.zeros(())
@@ -211,9 +212,9 @@ def _evaluate_heads(
             f = slope[0] * logs[0] + slope[1] * logs[1]
             quadratic = square * np.einsum("hrq,hrq->hr", f, f)
         value[:, :, k] = (numerator / drawn.pairs + quadratic).T
-        if left.size:
+        if fewer is not None:
             for h in range(len(gram)):
-                left[:, :, h, k] = _left_out(stats, heads, h, k, drawn, shared, logs, paired, numerator[h])
+                left[:, :, h, k] = _left_out(stats, heads, h, k, drawn, fewer, shared, logs, paired, numerator[h])
 
 
 def _used(slope: Array) -> list[int]:
@@ -227,6 +228,7 @@ def _left_out(
     h: int,
     k: int,
     drawn: _Drawn,
+    fewer: Array,
     shared: "_WeightedReference | None",
     logs: list[Array],
     paired: dict[tuple[int, int], Array],
@@ -234,7 +236,7 @@ def _left_out(
 ) -> Array:
     """Component k of the h-th head of a block without one copy of each document in turn, (replicate, document)."""
     head = range(len(stats.gram))[heads][h]
-    c, n, others, fewer = drawn.weights, drawn.sequences, drawn.total - drawn.counts, drawn.fewer()
+    c, n, others = drawn.weights, drawn.sequences, drawn.total - drawn.counts
     partner, slope, square = stats.partner_of[k], stats.slope[k], stats.square[k]
     without = numerator[:, None] - 2 * c @ stats.gram[head, k]
     left = np.zeros(())
