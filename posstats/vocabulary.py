@@ -46,8 +46,8 @@ CONDITIONS = {
     "repeat": "the sequence's own first ordinary token stands at every position, position 0 included",
 }
 
-#: How a model came by its architecture, the attribute `model_kind` of a dump: trained under it, trained on under it for a
-#: short while, or changed after training.
+#: How a model came by its architecture, the attribute `model_kind` of a dump: trained under it, trained on under it for
+#: a short while, or changed after training.
 TRAINED, ADAPTED, VARIANT = "trained", "adapted", "inference-time variant"
 
 

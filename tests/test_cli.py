@@ -15,7 +15,7 @@ from posstats.errors import InputError
 from posstats.store import parts_folder, write_dump
 from tests import tiny
 
-COMMANDS = ["models", "dump", "inspect", "analyze", "claims", "simulate", "bench"]
+COMMANDS = ["models", "dump", "inspect", "analyze", "claims", "report", "simulate", "bench"]
 ANALYSIS = """
 import posstats as ps
 from posstats.analysis import Findings, Quantity

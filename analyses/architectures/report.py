@@ -13,7 +13,7 @@ from analyses.architectures.models import Entry, dump_path
 from analyses.architectures.tasks import ARCHITECTURES, CONTRAST, LEDGER, Task, plan, run_all
 from posstats.config import AnalysisConfig, InferenceConfig
 from posstats.tables import Table, to_markdown, write_table
-from posstats.vocabulary import ADAPTED, VARIANT
+from posstats.vocabulary import ADAPTED, FEW_DOCUMENTS, VARIANT
 
 #: Name of the committed page, and of the folder of tables beside it.
 PAGE, TABLES = "claims-results.md", "claims"
@@ -97,8 +97,11 @@ def _notes(dump: Path, config: AnalysisConfig, inference: InferenceConfig) -> li
         described = f"{ds.sizes['sequence']} sequences of {ds.sizes['query']} iid tokens, the same for every model"
         if ds.attrs["bos_token"]:
             described += f", BOS {ds.attrs['bos_token']}"
+        documents = ds.sizes["sequence"]  # a sequence of iid tokens is its own document
     analysed = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in _LIBRARIES)
+    few = [f"Only {documents} documents: intervals are reliable from {FEW_DOCUMENTS} documents on."]
     return [
+        *(few if documents < FEW_DOCUMENTS else []),
         f"{described}; conditions {', '.join(config.record.conditions)}.",
         f"{100 * inference.level:g}% intervals. Resampling unit: document; where runs are replicated, training run and "
         "document.",

@@ -5,7 +5,7 @@ import json
 import logging
 import multiprocessing
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -179,24 +179,27 @@ def plan(
 
 
 def run_all(tasks: Sequence[Task], *, workers: int, show: bool = True) -> None:
-    """Compute what is not current, several tasks at once, each in a process of its own.
+    """Compute what is not current, several tasks at once.
 
     Parameters
     ----------
     tasks : sequence of Task
         What to compute.
     workers : int
-        Processes.
+        Processes; with one, everything happens in this process.
     show : bool
         Whether to show progress.
     """
     for folder in {task.folder for task in tasks}:
         folder.mkdir(parents=True, exist_ok=True)
-    with (
-        single_threaded(),
-        multiprocessing.get_context("spawn").Pool(workers) as pool,
-        progress("claims", len(tasks), unit="table", show=show) as bar,
-    ):
-        for line in pool.imap_unordered(Task.run, tasks):
+    with ExitStack() as stack:
+        bar = stack.enter_context(progress("claims", len(tasks), unit="table", show=show))
+        for line in map(Task.run, tasks) if workers == 1 else _side_by_side(tasks, workers, stack):
             logger.info("%s", line)
             bar.update()
+
+
+def _side_by_side(tasks: Sequence[Task], workers: int, stack: ExitStack) -> Iterator[str]:
+    stack.enter_context(single_threaded())
+    pool = stack.enter_context(multiprocessing.get_context("spawn").Pool(workers))
+    return pool.imap_unordered(Task.run, tasks)

@@ -1,0 +1,55 @@
+"""``posstats report``: the results of an analysis as one HTML page."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from posstats.analysis import outstanding
+from posstats.commands.shared import Quiet, examples
+from posstats.config import load_config
+from posstats.errors import InputError
+from posstats.report.page import write_report
+from posstats.report.reading import read_results
+
+EPILOG = examples("report --profile quick", "report data/mine.h5 --results results --out mine.html")
+
+
+def report(
+    dumps: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="FILE", help="Dumps named to posstats analyze. Without any, those of the configuration."
+        ),
+    ] = None,
+    config: Annotated[Path, typer.Option(help="The configuration of the analysis.")] = Path("analyses/default.toml"),
+    profile: Annotated[str | None, typer.Option(help="The profile of the analysis, such as quick.")] = None,
+    model: Annotated[str | None, typer.Option(help="The model named to posstats analyze, if one was.")] = None,
+    results: Annotated[Path | None, typer.Option(help="Folder of the results, in place of the configured one.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The page.", show_default="report.html in the folder of the results")
+    ] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Write the results of an analysis as one HTML page.
+
+    Everything is in the page: headline numbers, claims, figures, a table of heads to sort and filter, all tables, a
+    methods paragraph with the settings filled in, versions and digests. It needs no network and no other file. Name the
+    configuration, profile, model and dumps as for posstats analyze, which has to have run.
+    """
+    settings = load_config(config, profile=profile, model=model)
+    if results is not None:
+        settings = replace(settings, run=replace(settings.run, results=str(results)))
+    if dumps and model is not None:
+        raise InputError("give the dumps that were analysed or the model that was recorded, not both")
+    if dumps:
+        paths, folder = {path.stem: path for path in dumps}, Path(settings.run.results)
+    else:
+        paths, folder = {name: settings.dump_path(name) for name in settings.dumps}, settings.results_folder()
+    found = read_results(folder, paths, [Path(name).stem for name in settings.analyses.files])
+    there = {name: path for name, path in paths.items() if path.is_file()}
+    outdated = [label for label, needed in outstanding(settings, there, folder).items() if needed]
+    page = write_report(found, settings, out or folder / "report.html", outdated=outdated)
+    if not quiet:
+        typer.echo(f"report: {page}")

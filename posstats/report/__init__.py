@@ -1,0 +1,1 @@
+"""The results of an analysis as one page that needs nothing but a browser."""
