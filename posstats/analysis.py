@@ -6,7 +6,6 @@ versions of the libraries), and are computed again only when that has changed.
 """
 
 import hashlib
-import importlib.metadata
 import importlib.util
 import json
 import logging
@@ -23,10 +22,12 @@ import pandas as pd
 import xarray as xr
 from matplotlib.axes import Axes
 
+from posstats.cluster import connected
 from posstats.config import AnalysisConfig, InferenceConfig
 from posstats.errors import FewDocumentsWarning, InputError
 from posstats.figures import save_figure
 from posstats.progress import progress
+from posstats.provenance import code_digest, file_digest
 from posstats.results import Result
 from posstats.side_by_side import single_threaded
 from posstats.store import open_dump
@@ -35,7 +36,6 @@ from posstats.vocabulary import FEW_DOCUMENTS
 
 logger = logging.getLogger(__name__)
 
-_LIBRARIES = ("numpy", "scipy", "pandas", "statsmodels", "xarray", "dask", "matplotlib")
 _MANIFEST = "manifest.json"
 _HEADLINE = ["dump", "quantity", "unit", "estimate", "low", "high", "p", "q", "note"]
 
@@ -111,13 +111,21 @@ class _Task:
     folder: Path
     inference: InferenceConfig
     digest: str
+    scheduler: str | None
 
     @property
     def label(self) -> str:
         return _label(self.file, self.dump_name)
 
 
-def run_analyses(config: AnalysisConfig, dumps: Mapping[str, Path], folder: Path, *, show: bool = True) -> Table:
+def run_analyses(
+    config: AnalysisConfig,
+    dumps: Mapping[str, Path],
+    folder: Path,
+    *,
+    scheduler: str | None = None,
+    show: bool = True,
+) -> Table:
     """Ask every question of every dump and write the answers.
 
     Parameters
@@ -128,6 +136,8 @@ def run_analyses(config: AnalysisConfig, dumps: Mapping[str, Path], folder: Path
         Name of a dump -> its file.
     folder : Path
         Tables and figures go to a folder per dump in it; the headline table to itself.
+    scheduler : str, optional
+        Address of a ``dask.distributed`` scheduler whose workers do the work; results do not depend on it.
     show : bool
         Whether to show progress.
 
@@ -143,7 +153,7 @@ def run_analyses(config: AnalysisConfig, dumps: Mapping[str, Path], folder: Path
         estimate.
     """
     files = _files(config)
-    tasks = list(_tasks(config, dumps, files, folder))
+    tasks = list(_tasks(config, dumps, files, folder, scheduler))
     headline = {task: found for task in tasks if (found := _current(task)) is not None}
     # One question after the other, each of all dumps: short tasks come last and fill the gaps between workers.
     missing = sorted((task for task in tasks if task not in headline), key=lambda task: files.index(task.file))
@@ -216,17 +226,23 @@ def _label(file: Path, dump: str) -> str:
     return f"{file.stem} of {dump}"
 
 
-def _tasks(config: AnalysisConfig, dumps: Mapping[str, Path], files: Sequence[Path], folder: Path) -> Iterator[_Task]:
+def _tasks(
+    config: AnalysisConfig,
+    dumps: Mapping[str, Path],
+    files: Sequence[Path],
+    folder: Path,
+    scheduler: str | None = None,
+) -> Iterator[_Task]:
     code = code_digest()
     settings = json.dumps(asdict(config.inference), sort_keys=True)
     for name, path in dumps.items():
         with open_dump(path):  # says what is wrong with it before anything is computed
             pass
-        content = _file_digest(path)
+        content = file_digest(path)
         for file in files:
-            parts = [code, settings, content, _file_digest(file), name]
+            parts = [code, settings, content, file_digest(file), name]
             digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()
-            yield _Task(name, path, file, folder / name / file.stem, config.inference, digest)
+            yield _Task(name, path, file, folder / name / file.stem, config.inference, digest, scheduler)
 
 
 def _computed(tasks: Sequence[_Task], workers: int) -> Iterator[tuple[_Task, list[dict[str, Any]]]]:
@@ -249,8 +265,13 @@ def _compute(task: _Task) -> list[dict[str, Any]]:
     analyse = _load(task.file)
     manifest = task.folder / _MANIFEST
     manifest.unlink(missing_ok=True)
-    # The tasks run side by side; threads within each would only contend.
-    with open_dump(task.dump) as dataset, warnings.catch_warnings(), dask.config.set(scheduler="synchronous"):
+    with (
+        connected(task.scheduler),  # the work of estimators goes there; what little this process computes stays with it
+        open_dump(task.dump) as dataset,
+        warnings.catch_warnings(),
+        # The tasks run side by side; threads within each would only contend.
+        dask.config.set(scheduler="synchronous"),
+    ):
         # Every table carries this warning as a footnote, and the headline table too.
         warnings.simplefilter("ignore", FewDocumentsWarning)
         findings = analyse(dataset, task.inference)
@@ -265,7 +286,7 @@ def _compute(task: _Task) -> list[dict[str, Any]]:
     headline = [asdict(quantity) for quantity in findings.headline]
     record = {
         "digest": task.digest,
-        "files": {path.name: _file_digest(path) for path in sorted(written)},
+        "files": {path.name: file_digest(path) for path in sorted(written)},
         "headline": headline,
         "closing": "" if findings.closing is None else to_text(findings.closing),
     }
@@ -278,7 +299,7 @@ def _current(task: _Task) -> list[dict[str, Any]] | None:
     try:
         record = json.loads((task.folder / _MANIFEST).read_text(encoding="utf-8"))
         same = record["digest"] == task.digest and all(
-            _file_digest(task.folder / name) == digest for name, digest in record["files"].items()
+            file_digest(task.folder / name) == digest for name, digest in record["files"].items()
         )
         return record["headline"] if same else None
     except (OSError, ValueError, KeyError):
@@ -330,22 +351,3 @@ def _described(dataset: xr.Dataset) -> str:
     if documents < FEW_DOCUMENTS:
         described += f"; only {documents} documents: intervals are reliable from {FEW_DOCUMENTS} on"
     return described
-
-
-def _file_digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def code_digest() -> str:
-    """Digest of the package's own source and of the versions it computes with.
-
-    Returns
-    -------
-    str
-        SHA-256 in hexadecimal; results that rest on the same data and digest are the same.
-    """
-    package = Path(__file__).parent
-    parts = [f"{path.relative_to(package)} {_file_digest(path)}" for path in sorted(package.rglob("*.py"))]
-    parts += [f"{name} {importlib.metadata.version(name)}" for name in _LIBRARIES]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()

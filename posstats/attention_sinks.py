@@ -8,11 +8,13 @@ import pandas as pd
 import xarray as xr
 from numpy.typing import NDArray
 
+from posstats.blocks import Block, by_layer, head_blocks, read
 from posstats.errors import DesignError, InputError
 from posstats.estimates import adjusted
 from posstats.labelled import document_codes, few_documents, select_condition
 from posstats.pooling import Inference
 from posstats.results_position0 import SinkContrastResult, SinkResult
+from posstats.side_by_side import side_by_side
 from posstats.stats.components import document_sums
 from posstats.stats.earlier import SINK_EPSILON
 from posstats.stats.multiplicity import adjust as adjust_p
@@ -156,18 +158,22 @@ def tolerance_of(data: xr.Dataset) -> tuple[str, float]:
 
 
 def attention_on_position_0(one: xr.Dataset) -> Array:
-    """Mean attention on position 0 over i >= 16 of one condition, (sequence, layer, head), layer by layer."""
+    """Mean attention on position 0 over i >= 16 of one condition, (sequence, layer, head)."""
     if one.sizes["query"] <= FIRST_SINK_QUERY:
         raise DesignError(
             f"Sequences of {one.sizes['query']} tokens have no query i >= {FIRST_SINK_QUERY}; dump longer ones."
         )
-    per_query = ("sequence", "head", "query")
-    by_layer = []
-    for index in range(one.sizes["layer"]):
-        layer = one[["sink_logit", "log_denominator_rest", "visible_keys"]].isel(layer=index).compute()
-        logit, rest = (layer[name].transpose(*per_query).values for name in ("sink_logit", "log_denominator_rest"))
-        by_layer.append(late_attention(logit, rest, layer.visible_keys.values.astype(np.int64)))
-    return np.stack(by_layer, axis=1)
+    blocks = head_blocks(one[["sink_logit", "log_denominator_rest", "visible_keys"]])
+    found = dict(by_layer(side_by_side(_late_attention, blocks)))
+    return np.stack([np.concatenate(found[layer], axis=1) for layer in one.layer.values.tolist()], axis=1)
+
+
+def _late_attention(block: Block) -> Array:
+    (layer,) = block.load()
+    logit, rest = (
+        layer[name].transpose("sequence", "head", "query").values for name in ("sink_logit", "log_denominator_rest")
+    )
+    return late_attention(logit, rest, layer.visible_keys.values.astype(np.int64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +233,7 @@ def _head_rows(
     one: xr.Dataset, condition: str, attention: Array, design: Documents, epsilon: float
 ) -> Iterator[dict[str, object]]:
     x = design.mean(attention, null=epsilon)
-    small = one[[name for name in ("sink_output_fraction", *_NORMS) if name in one]].compute()
+    small = read(one[[name for name in ("sink_output_fraction", *_NORMS) if name in one]])
     by_head = {name: design.sums(small[name].transpose("sequence", "layer", "head").values) for name in small.data_vars}
     fraction = design.mean(by_head["sink_output_fraction"])
     ratio = None
@@ -277,7 +283,7 @@ def _contrasts(data: xr.Dataset, attention: dict[str, Array], design: Documents,
             key = {"condition": name, "contrast": "minus_baseline"}
             rows.append(key | difference(attention[name], attention[BASELINE]))
             if name.startswith("bos@"):
-                one = select_condition(data, name)[list(_ANCHORS)].compute()
+                one = read(select_condition(data, name)[list(_ANCHORS)])
                 anchors = (design.sums(one[x].transpose("sequence", "layer", "head").values) for x in _ANCHORS)
                 rows.append(key | {"contrast": "bos_minus_position0"} | difference(*anchors))
     columns = ["condition", "contrast", *_NUMBERS, "attention", "reference_attention", "n_heads", "note"]

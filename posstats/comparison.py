@@ -1,15 +1,18 @@
 """Earlier metrics of position and sinks beside ours: on one dump, and on fields whose answer is known."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import pandas as pd
 import xarray as xr
 
+from posstats.blocks import Block, by_layer, head_blocks, read
 from posstats.errors import InputError
 from posstats.estimates import leakage, magnitude, shares
-from posstats.labelled import decompose, select_condition
+from posstats.labelled import analysable, decompose, select_condition
 from posstats.results_comparison import EarlierMetricsResult, TrapResult
+from posstats.side_by_side import side_by_side
 from posstats.stats.earlier import (
     SINK_EPSILON,
     diagonal_centred,
@@ -119,10 +122,10 @@ def earlier_metrics(
         raise InputError(f"sink_length must be at least 1, not {sink_length}.")
     if missing := [name for name in ("trajectory", "residual_norm") if name not in data]:
         raise InputError(f"This dataset is not a whole dump: it lacks {', '.join(missing)}.")
-    terms = decompose(data, offsets)
+    data = analysable(data, offsets)
     ours, share = (
         estimator(
-            terms,
+            data,
             by="layer",
             octaves=False,
             level=level,
@@ -133,14 +136,14 @@ def earlier_metrics(
         )
         for estimator in (leakage, shares)
     )
-    data = data.sel(offset=terms.offset)
     rows = []
+    job = partial(_attention_metrics, sink_length=min(sink_length, data.sizes["query"]))
     for name in np.atleast_1d(data.condition.values):
         one = select_condition(data, name)
-        for layer in one.layer.values.tolist():
-            row = {"condition": str(name), "layer": layer}
-            row |= _attention_metrics(one.sel(layer=layer).compute(), sink_length) | _stream_metrics(one, layer)
-            rows.append(row)
+        blocks = head_blocks(one[["logit", "sink_logit", "log_denominator_rest"]])
+        for layer, parts in by_layer(side_by_side(job, blocks)):
+            by_head = {metric: np.concatenate([part[metric] for part in parts]) for metric in parts[0]}
+            rows.append({"condition": str(name), "layer": layer} | _pooled(by_head) | _stream_metrics(one, layer))
     table = pd.DataFrame(rows)
     key, limits = ["condition", "layer"], ["estimate", "low", "high"]
     leaks = ours.table[[*key, *limits, "q"]].rename(columns=lambda name: _named("leakage", name, key))
@@ -259,8 +262,9 @@ def trap_table(
     return TrapResult(by_field.join(earlier).reset_index(), settings)
 
 
-def _attention_metrics(layer: xr.Dataset, sink_length: int) -> dict[str, float]:
-    """Earlier metrics of the logits and of the attention on position 0 of one condition and layer."""
+def _attention_metrics(block: Block, *, sink_length: int) -> dict[str, Array]:
+    """Earlier metrics of the logits and of the attention on position 0, by head."""
+    (layer,) = block.load()
     per_query = ("sequence", "head", "query")
     logit = layer.logit.transpose(*per_query, "offset").values
     sink_logit = layer.sink_logit.transpose(*per_query).values.astype(np.float64)
@@ -270,17 +274,27 @@ def _attention_metrics(layer: xr.Dataset, sink_length: int) -> dict[str, float]:
     seen = np.where(np.isnan(sink_logit), -np.inf, sink_logit)
     attention = np.exp(seen - np.logaddexp(seen, rest))
     return {
-        "linear_delta_r2": _mean(line.delta),
-        "diagonal_fraction": _mean(diagonal.fraction),
-        "diagonal_rms": float(np.sqrt((diagonal.rms**2).mean())),
-        "sink_rate": sink_rate(attention, min(sink_length, attention.shape[-1])).rate,
+        "linear_delta_r2": line.delta,
+        "diagonal_fraction": diagonal.fraction,
+        "diagonal_rms": diagonal.rms,
+        "sink_rate": sink_rate(attention, sink_length).by_head,
+    }
+
+
+def _pooled(by_head: dict[str, Array]) -> dict[str, float]:
+    """Earlier metrics of the heads of a layer together."""
+    return {
+        "linear_delta_r2": _mean(by_head["linear_delta_r2"]),
+        "diagonal_fraction": _mean(by_head["diagonal_fraction"]),
+        "diagonal_rms": float(np.sqrt((by_head["diagonal_rms"] ** 2).mean())),
+        "sink_rate": float(by_head["sink_rate"].mean()),
     }
 
 
 def _stream_metrics(one: xr.Dataset, layer: int) -> dict[str, float]:
     """Massive activations and norm of position 0 in the residual stream that a layer reads."""
-    first = one.trajectory.sel(depth=layer).transpose("sequence", "hidden").values
-    norm = one.residual_norm.sel(depth=layer).transpose("sequence", "query").values.astype(np.float64)
+    first = read(one.trajectory.sel(depth=layer)).transpose("sequence", "hidden").values
+    norm = read(one.residual_norm.sel(depth=layer)).transpose("sequence", "query").values.astype(np.float64)
     return {
         "massive_activations": float(massive_activations(first[:, None]).count.mean()),
         "first_norm_ratio": float((norm[:, 0] / np.median(norm[:, 1:], axis=1)).mean()),

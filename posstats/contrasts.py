@@ -9,21 +9,25 @@ import pandas as pd
 import xarray as xr
 from numpy.typing import NDArray
 
+from posstats.blocks import Block, by_layer, field_blocks
 from posstats.designs import check_design, same_sequences
 from posstats.errors import DesignError, InputError
 from posstats.estimates import adjusted, prepare
-from posstats.labelled import document_codes, layer_fields, select_condition
+from posstats.labelled import document_codes, select_condition
 from posstats.pooling import EARLY, Bin, magnitude_bins, share_bins
 from posstats.results_claims import ContrastResult
+from posstats.side_by_side import side_by_side
 from posstats.stats.components import SHARE_COMPONENTS, residual_statistics, share_statistics
 from posstats.stats.contrast import (
     Contrast,
+    HeadValues,
     LayerSums,
     Recipe,
     RunValues,
     check_runs,
     contrast_runs,
     depth_slope,
+    head_values,
     layer_sums,
 )
 from posstats.stats.resample import DEFAULT_METHODS, check_interval_options, document_pairs
@@ -230,8 +234,7 @@ class _Run:
         cls, terms: xr.Dataset, conditions: Sequence[str], wanted: set[str], slope: tuple[int, int], method: str
     ) -> "_Run":
         _, n_documents = document_codes(terms)
-        none = np.empty((0, 2), dtype=np.int64)
-        pairs = document_pairs(n_documents) if method == "corrected_jackknife" else none
+        pairs = _pairs(n_documents, method)
         bins = magnitude_bins(terms) if wanted & {"magnitude", "removal", "slope"} else []
         if "slope" in wanted and _label(slope) not in [one.label for one in bins]:
             raise DesignError(
@@ -249,9 +252,22 @@ class _Run:
             if condition == BASELINE and wanted & {"leakage", "share"}:
                 everything = share_bins(terms, octaves=False)[0]
                 recipes[_LEAKAGE] = Recipe(share_statistics, everything.queries, everything.offsets)
-            fields = (one for _, one in layer_fields(select_condition(terms, condition)))
-            sums |= zip(recipes, layer_sums(fields, list(recipes.values()), pairs), strict=True)
+            if not recipes:
+                continue
+            blocks = field_blocks(select_condition(terms, condition), products=len(SHARE_COMPONENTS) * len(recipes))
+            done = side_by_side(partial(_block_values, recipes=list(recipes.values()), method=method), blocks)
+            sums |= zip(recipes, layer_sums(blocks for _, blocks in by_layer(done)), strict=True)
         return cls(sums, bins, n_documents, pairs)
+
+
+def _block_values(block: Block, *, recipes: Sequence[Recipe], method: str) -> list[HeadValues]:
+    (field,) = block.fields()
+    return head_values(field, recipes, _pairs(len(field.sequences), method))
+
+
+def _pairs(n_documents: int, method: str) -> NDArray[np.int64]:
+    """Documents left out together."""
+    return document_pairs(n_documents) if method == "corrected_jackknife" else np.empty((0, 2), dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)

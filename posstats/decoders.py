@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -9,10 +10,12 @@ import xarray as xr
 from scipy.special import expit, logit
 from scipy.stats import t
 
+from posstats.blocks import read
 from posstats.errors import DesignError, InputError
 from posstats.estimates import adjusted
 from posstats.labelled import check_offsets_visible, document_codes, few_documents, select_condition
 from posstats.results_decoding import DecodingResult, DiscriminationResult
+from posstats.side_by_side import side_by_side
 from posstats.stats import decoding as kernels
 from posstats.stats.components import analysed_queries
 from posstats.stats.decoding import FEATURE_SETS, Discriminability, Parts
@@ -114,11 +117,7 @@ def decode(
             f"{data.probe.values.tolist()} are. Dump more probes or choose smaller offsets=."
         )
 
-    def score(denominator: Array, residual: Array) -> "_Scores":
-        found = kernels.decode(denominator, residual, queries, design.documents, n_folds=n_folds, seed=seed)
-        return _Scores(found.parts(), found.left_out_parts())
-
-    table = pd.DataFrame(design.rows(queries, score, level))
+    table = pd.DataFrame(design.rows(queries, partial(_decoded, n_folds=n_folds, seed=seed), level))
     table = adjusted(table, ["condition", "part"], adjust, {"p": "q"})
     settings = design.settings | {"n_queries": len(queries), "n_folds": n_folds}
     return DecodingResult(_ordered(table), settings, design.notes)
@@ -195,10 +194,7 @@ def discriminate(
             f"{_enumerate(allowed)} (max offset < i < T - 1{', probes only' if features == 'stream' else ''})."
         )
 
-    def score(denominator: Array, residual: Array) -> "_Scores":
-        found = kernels.discriminate(denominator, residual, design.documents, n_folds=n_folds, seed=seed)
-        return _Scores(found.parts(), found.left_out_parts(), found)
-
+    score = partial(_discriminated, n_folds=n_folds, seed=seed)
     table = pd.DataFrame(design.rows(np.array([first, second]), score, level))
     table = adjusted(table, ["condition", "part"], adjust, {"p": "q"})
     settings = design.settings | {"first": first, "second": second, "n_folds": n_folds}
@@ -221,7 +217,6 @@ class _Design:
     data: xr.Dataset
     features: str
     layers: list[int]
-    documents: np.ndarray
     settings: dict[str, object]
     notes: tuple[str, ...]
 
@@ -275,7 +270,7 @@ class _Design:
             "seed": seed,
             "standard_errors": "jackknife over documents with refitted models, t(G-1)",
         }
-        return cls(data, features, chosen["layer"], data.document.values, settings, notes)
+        return cls(data, features, chosen["layer"], settings, notes)
 
     def queries(self) -> np.ndarray:
         """Analysed queries; of the stream, those among the probes."""
@@ -283,37 +278,59 @@ class _Design:
         return queries[np.isin(queries, self.data.probe.values)] if self.features == "stream" else queries
 
     def rows(
-        self, queries: np.ndarray, score: Callable[[Array, Array], _Scores], level: float
+        self, queries: np.ndarray, score: Callable[..., tuple[_Scores, str]], level: float
     ) -> Iterator[dict[str, object]]:
-        """Rows of the table, one layer's arrays in memory at a time."""
-        for condition in np.atleast_1d(self.data.condition.values):
-            one = select_condition(self.data, condition)
-            for layer in self.layers:
-                denominator, residual, note = self._layer(one.sel(layer=layer), layer, queries)
-                for row in _estimates(score(denominator, residual), level):
-                    row["note"] = "; ".join(text for text in (str(row["note"]), note) if text)
-                    yield {"condition": str(condition), "layer": layer, **row}
+        """Rows of the table, the arrays of a few layers in memory at a time."""
+        needed = [*_NEEDED, *(["residual_sample"] if self.features == "stream" else [])]
+        layers = (  # not read yet; all heads of a layer are features of one model
+            select_condition(self.data, condition)[needed].sel(layer=label)
+            for condition in np.atleast_1d(self.data.condition.values)
+            for label in self.layers
+        )
+        for layer, (scores, note) in side_by_side(partial(score, queries=queries, features=self.features), layers):
+            for row in _estimates(scores, level):
+                row["note"] = "; ".join(text for text in (str(row["note"]), note) if text)
+                yield {"condition": str(layer.condition.values), "layer": int(layer.layer), **row}
 
-    def _layer(self, layer: xr.Dataset, label: int, queries: np.ndarray) -> tuple[Array, Array, str]:
-        """Denominator and residual features of one layer, (sequence, query, feature), and a note."""
-        at = layer[list(_NEEDED)].isel(query=queries).compute()
-        per_query = ("sequence", "query", "head")
-        rest = at.log_denominator_rest.transpose(*per_query).values.astype(np.float64)
-        sink = at.sink_logit.transpose(*per_query).values.astype(np.float64)
-        hidden_sink = at.visible_keys.values <= queries
-        # Where the window hides position 0 it adds nothing to the denominator. NaN anywhere else is a broken dump,
-        # and stays NaN for the kernel to refuse.
-        seen = np.where(hidden_sink[:, None] & np.isnan(sink), -np.inf, sink)
-        with np.errstate(invalid="ignore"):
-            denominator = np.logaddexp(rest, seen)
-        if self.features == "stream":
-            stream = layer.residual_sample.sel(depth=label, probe=queries).transpose("sequence", "probe", "hidden")
-            return denominator, stream.values.astype(np.float64), ""
-        by_offset = at.logit.transpose(*per_query, "offset").values.astype(np.float64)
-        by_offset = by_offset.reshape(*by_offset.shape[:2], -1)
-        if self.features == "offset_logits" or hidden_sink.any():
-            return denominator, by_offset, _NO_SINK if self.features == "logits" else ""
-        return denominator, np.concatenate([sink, by_offset], axis=2), ""
+
+def _features(layer: xr.Dataset, queries: np.ndarray, features: str) -> tuple[Array, Array, str]:
+    """Denominator and residual features of one layer, (sequence, query, feature), and a note."""
+    at = read(layer[list(_NEEDED)].isel(query=queries))
+    per_query = ("sequence", "query", "head")
+    # In one order in memory, whatever chunks they come from: it decides the last digit of a product.
+    rest, sink = (
+        at[name].transpose(*per_query).values.astype(np.float64, order="C")
+        for name in ("log_denominator_rest", "sink_logit")
+    )
+    hidden_sink = at.visible_keys.values <= queries
+    # Where the window hides position 0 it adds nothing to the denominator. NaN anywhere else is a broken dump, and
+    # stays NaN for the kernel to refuse.
+    seen = np.where(hidden_sink[:, None] & np.isnan(sink), -np.inf, sink)
+    with np.errstate(invalid="ignore"):
+        denominator = np.logaddexp(rest, seen)
+    if features == "stream":
+        stream = read(layer.residual_sample.sel(depth=int(layer.layer), probe=queries))
+        return denominator, stream.transpose("sequence", "probe", "hidden").values.astype(np.float64, order="C"), ""
+    by_offset = at.logit.transpose(*per_query, "offset").values.astype(np.float64, order="C")
+    by_offset = by_offset.reshape(*by_offset.shape[:2], -1)
+    if features == "offset_logits" or hidden_sink.any():
+        return denominator, by_offset, _NO_SINK if features == "logits" else ""
+    return denominator, np.concatenate([sink, by_offset], axis=2), ""
+
+
+def _decoded(layer: xr.Dataset, *, queries: np.ndarray, features: str, n_folds: int, seed: int) -> tuple[_Scores, str]:
+    denominator, residual, note = _features(layer, queries, features)
+    documents = layer.document.values
+    found = kernels.decode(denominator, residual, queries, documents, n_folds=n_folds, seed=seed)
+    return _Scores(found.parts(), found.left_out_parts()), note
+
+
+def _discriminated(
+    layer: xr.Dataset, *, queries: np.ndarray, features: str, n_folds: int, seed: int
+) -> tuple[_Scores, str]:
+    denominator, residual, note = _features(layer, queries, features)
+    found = kernels.discriminate(denominator, residual, layer.document.values, n_folds=n_folds, seed=seed)
+    return _Scores(found.parts(), found.left_out_parts(), found), note
 
 
 def _estimates(scores: _Scores, level: float) -> Iterator[dict[str, object]]:

@@ -21,6 +21,10 @@ class DesignError(PosstatsError, ValueError):
     """Data that do not support the estimate: too few documents, no analysed query, mismatched conditions."""
 
 
+class ClusterError(PosstatsError):
+    """A cluster that lost its scheduler, or every worker that took up some job."""
+
+
 class NumericalError(PosstatsError, ArithmeticError):
     """Numbers that are not finite, or parts that do not sum to their whole."""
 

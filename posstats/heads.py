@@ -2,20 +2,24 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pandas as pd
 import xarray as xr
 from numpy.typing import NDArray
 
+from posstats.blocks import Block, by_layer, field_blocks
 from posstats.errors import DesignError, InputError, NumericalError
 from posstats.estimates import prepare
-from posstats.labelled import layer_fields, select_condition
+from posstats.labelled import select_condition
 from posstats.results_comparison import ModelLevelResult, ModelSlopeResult
-from posstats.stats.components import SHARE_COMPONENTS, LayerField, analysed_queries, share_statistics
+from posstats.side_by_side import side_by_side
+from posstats.stats.components import SHARE_COMPONENTS, LayerField, analysed_queries, by_row, share_statistics
 from posstats.stats.evaluate import evaluate
 from posstats.stats.mixed import fit_mixed
 from posstats.stats.multiplicity import adjust as adjust_p
+from posstats.stats.replicates import sums_at
 from posstats.stats.resample import (
     check_interval_options,
     corrected_error,
@@ -251,33 +255,43 @@ def _shares(
 ) -> Iterator[tuple[pd.DataFrame, _Estimates]]:
     """Per layer: leakage of the heads with its p-value; their shares."""
     parts = [SHARE_COMPONENTS.index(name) for name in (RESIDUAL_TERMS if term == RESIDUAL else (term,))]
+    blocks = field_blocks(terms, products=len(SHARE_COMPONENTS))
+    measured = side_by_side(partial(_shares_of_block, queries=queries, parts=parts), blocks)
+    for layer, blocks_of_layer in by_layer(measured):
+        leakage, grams, estimates = zip(*blocks_of_layer, strict=True)
+        p = sign_flip_test(np.concatenate(grams), signs)
+        frame = pd.DataFrame({"layer": layer, "leakage": np.concatenate(leakage), "leakage_p": p})
+        yield frame, _Estimates.join(estimates)
 
-    def share(components: Array) -> Array:
-        total = components[..., 0]
-        part = components[..., parts].sum(axis=-1)
-        return np.divide(part, total, out=np.full_like(total, np.nan), where=total != 0)
 
-    for layer, field in layer_fields(terms):
-        stats = share_statistics(field, queries, field.offsets)
-        n_documents = len(field.sequences)
-        pairs = document_pairs(n_documents)
-        values = evaluate([stats], leave_out_weights(n_documents, pairs))[0].value
-        whole, without_pairs = np.split(values, [n_documents + 1])
-        p = sign_flip_test(stats.gram[:, 0], signs)
-        yield (
-            pd.DataFrame({"layer": layer, "leakage": whole[0, :, 0], "leakage_p": p}),
-            _Estimates(share(whole[0]), share(whole[1:]), pairs, share(without_pairs)),
-        )
+def _shares_of_block(block: Block, *, queries: NDArray[np.int64], parts: list[int]) -> tuple[Array, Array, _Estimates]:
+    """Of the heads of a block their leakage, its products of documents, and their shares."""
+    (field,) = block.fields()
+    stats = share_statistics(field, queries, field.offsets)
+    n_documents = len(field.sequences)
+    pairs = document_pairs(n_documents)
+    values = evaluate([stats], leave_out_weights(n_documents, pairs))[0].value
+    total = values[..., 0]
+    part = values[..., parts].sum(axis=-1)
+    share = np.divide(part, total, out=np.full_like(total, np.nan), where=total != 0)
+    whole, without_pairs = np.split(share, [n_documents + 1])
+    return total[0], stats.gram[:, 0], _Estimates(whole[0], whole[1:], pairs, without_pairs)
 
 
 def _slopes(terms: xr.Dataset, queries: NDArray[np.int64], term: str) -> Iterator[tuple[pd.DataFrame, _Estimates]]:
     """Per layer: slopes of the heads."""
-    for layer, field in layer_fields(terms):
-        values = _slopes_at(field, queries, term, leave_out_weights(len(field.sequences)))
-        if not np.isfinite(values).all():
-            raise NumericalError(f"Log attention of layer {layer} is not finite at an analysed query.")
-        no_pairs = np.empty((0, 2), dtype=np.int64), np.empty((0, values.shape[1]))
-        yield pd.DataFrame({"layer": np.full(values.shape[1], layer)}), _Estimates(values[0], values[1:], *no_pairs)
+    measured = side_by_side(partial(_slopes_of_block, queries=queries, term=term), field_blocks(terms))
+    for layer, blocks_of_layer in by_layer(measured):
+        estimates = _Estimates.join(blocks_of_layer)
+        yield pd.DataFrame({"layer": np.full(len(estimates.at_all), layer)}), estimates
+
+
+def _slopes_of_block(block: Block, *, queries: NDArray[np.int64], term: str) -> _Estimates:
+    (field,) = block.fields()
+    values = _slopes_at(field, queries, term, leave_out_weights(len(field.sequences)))
+    if not np.isfinite(values).all():
+        raise NumericalError(f"Log attention of layer {block.layer} is not finite at an analysed query.")
+    return _Estimates(values[0], values[1:], np.empty((0, 2), dtype=np.int64), np.empty((0, values.shape[1])))
 
 
 def _slopes_at(field: LayerField, queries: NDArray[np.int64], term: str, weights: Array) -> Array:
@@ -288,13 +302,13 @@ def _slopes_at(field: LayerField, queries: NDArray[np.int64], term: str, weights
     total = (weights @ field.sequences)[:, None]
 
     def slope(sums: Array) -> Array:
-        return np.tensordot(weights, sums[:, :, queries] @ project, axes=1) / total
+        return sums_at(by_row(sums[:, :, queries], project), weights) / total
 
     share, rest, logit = slope(field.rest_share), slope(field.rest), slope(field.logit.mean(axis=-1))
     seen = np.isfinite(field.lag_mean[0])  # lags that no query sees are -inf in every sequence
-    lag_mean = np.tensordot(weights, np.where(seen, field.lag_mean, 0.0), axes=1) / total[..., None]
+    lag_mean = sums_at(np.where(seen, field.lag_mean, 0.0), weights) / total[..., None]
     ref = reference(np.where(seen, lag_mean, -np.inf), field.visible_keys, field.learned_sink)
-    log_z, log_rest = (logs[..., queries] @ project for logs in (ref.log_denominator, ref.log_denominator_rest))
+    log_z, log_rest = (by_row(logs[..., queries], project) for logs in (ref.log_denominator, ref.log_denominator_rest))
     by_term = {
         "mask": -log_z,
         "sink": share + log_z - log_rest,

@@ -1,11 +1,11 @@
 """Known answers of a recording: a shift of all positions changes nothing, and a repeated token has no residual term."""
 
-from collections.abc import Iterator
-
 import numpy as np
 import xarray as xr
 
+from posstats.blocks import Block, head_blocks
 from posstats.labelled import decompose, select_condition
+from posstats.side_by_side import side_by_side
 from posstats.vocabulary import BASELINE, RESIDUAL_TERMS
 
 #: Recorded quantities that a shift must leave as they are.
@@ -39,7 +39,10 @@ def shift_differences(ds: xr.Dataset, condition: str) -> dict[str, float]:
         compared; on one side only, the difference is infinite.
     """
     baseline, other = (select_condition(ds, name) for name in (BASELINE, condition))
-    return {name: max(map(_difference, _layers(baseline[name]), _layers(other[name]))) for name in RECORDED}
+    return {
+        name: max(made for _, made in side_by_side(_difference, head_blocks(baseline[[name]], other[[name]])))
+        for name in RECORDED
+    }
 
 
 def repeat_residuals(ds: xr.Dataset) -> dict[str, float]:
@@ -59,16 +62,18 @@ def repeat_residuals(ds: xr.Dataset) -> dict[str, float]:
         Term -> nats.
     """
     terms = decompose(select_condition(ds, "repeat"), reference="sequence").isel(query=slice(1, -1))
-    return {name: max(float(np.nanmax(np.abs(one))) for one in _layers(terms[name])) for name in RESIDUAL_TERMS}
+    return {
+        name: max(made for _, made in side_by_side(_largest, head_blocks(terms[[name]]))) for name in RESIDUAL_TERMS
+    }
 
 
-def _layers(values: xr.DataArray) -> Iterator[np.ndarray]:
-    """One layer in memory at a time."""
-    for k in range(values.sizes["layer"]):
-        yield values.isel(layer=k).values
+def _largest(block: Block) -> float:
+    (values,) = (one.values for part in block.load() for one in part.data_vars.values())
+    return float(np.nanmax(np.abs(values)))
 
 
-def _difference(baseline: np.ndarray, other: np.ndarray) -> float:
+def _difference(block: Block) -> float:
+    baseline, other = (one.values for part in block.load() for one in part.data_vars.values())
     compared = np.isfinite(baseline) | np.isfinite(other)
     difference = np.abs(np.where(compared, other, 0.0) - np.where(compared, baseline, 0.0))
     return float(np.where(np.isnan(difference), np.inf, difference).max())

@@ -1,15 +1,14 @@
-"""The labelled face of the statistics room: datasets in, datasets or per-layer arrays out (docs/method.md, 2 and 3)."""
+"""The labelled face of the statistics room: checked datasets in, datasets out (docs/method.md, 2 and 3)."""
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import xarray as xr
 
 from posstats.errors import DesignError, FewDocumentsWarning, InputError
-from posstats.stats.components import LayerField, document_sums
-from posstats.stats.terms import check_recorded, lag_means, log_rest_share
 from posstats.stats.terms import decompose as decompose_layer
+from posstats.stats.terms import lag_means
 from posstats.stats.terms import reference as build_reference
 from posstats.vocabulary import FEW_DOCUMENTS, LOG_ATTENTION, MINIMUM_DOCUMENTS, TERMS
 
@@ -79,13 +78,15 @@ def decompose(ds: xr.Dataset, offsets: Sequence[int] | None = None, *, reference
 
     own = ["sequence"] if reference == "sequence" else []
 
-    def one_layer(logit, sink_logit, rest, sums, visible, learned):  # type: ignore[no-untyped-def]  # xarray calls it
+    def one_head(logit, sink_logit, rest, sums, visible, learned):  # type: ignore[no-untyped-def]  # xarray calls it
         lag_mean = lag_means(sums, visible)
 
         def split(chosen: slice) -> tuple[np.ndarray, ...]:
-            ref = build_reference(lag_mean[chosen].mean(axis=0), visible, learned)
-            terms = decompose_layer(logit[chosen], sink_logit[chosen], rest[chosen], ref, recorded)
-            return (*(getattr(terms, name) for name in (*TERMS, LOG_ATTENTION)), lag_mean[chosen], ref.logit)
+            ref = build_reference(lag_mean[chosen].mean(axis=0)[None], visible, learned)
+            terms = decompose_layer(logit[chosen, None], sink_logit[chosen, None], rest[chosen, None], ref, recorded)
+            found = {name: getattr(terms, name) for name in (*TERMS, LOG_ATTENTION)}
+            of_head = (values[0] if name in shared else values[:, 0] for name, values in found.items())
+            return *of_head, lag_mean[chosen], ref.logit[0]
 
         if not own:
             return split(slice(None))
@@ -95,24 +96,22 @@ def decompose(ds: xr.Dataset, offsets: Sequence[int] | None = None, *, reference
             for name, values in zip(output, zip(*alone, strict=True), strict=True)
         )
 
-    per_query = ["sequence", "head", "query"]
+    per_query = ["sequence", "query"]
     shared = ("relative", "mask", "reference_logit")
     output = {
-        "relative": [*own, "head", "offset"],
-        "mask": [*own, "head", "query"],
+        "relative": [*own, "offset"],
+        "mask": [*own, "query"],
         "sink": per_query,
         "logit_drift": [*per_query, "offset"],
         "denominator_drift": per_query,
         LOG_ATTENTION: [*per_query, "offset"],
-        "lag_mean": ["sequence", "head", "lag"],
-        "reference_logit": [*own, "head", "lag"],
+        "lag_mean": ["sequence", "lag"],
+        "reference_logit": [*own, "lag"],
     }
     arrays = xr.apply_ufunc(
-        one_layer,
-        *(ds[name] for name in _NEEDED),
-        input_core_dims=[
-            [*per_query, "offset"], per_query, per_query, ["sequence", "head", "lag"], ["query"], ["head"],
-        ],
+        one_head,
+        *(_whole_along(ds[name], ("sequence", "query", "offset", "lag")) for name in _NEEDED),
+        input_core_dims=[[*per_query, "offset"], per_query, per_query, ["sequence", "lag"], ["query"], []],
         output_core_dims=list(output.values()),
         vectorize=True,
         dask="parallelized",
@@ -130,8 +129,13 @@ def decompose(ds: xr.Dataset, offsets: Sequence[int] | None = None, *, reference
     return terms
 
 
+def _whole_along(values: xr.DataArray, dims: Sequence[str]) -> xr.DataArray:
+    """Lazy values in chunks that are whole along some dimensions."""
+    return values if values.chunks is None else values.chunk({dim: -1 for dim in values.dims if dim in dims})
+
+
 def analysable(data: xr.Dataset, offsets: Sequence[int] | None = None) -> xr.Dataset:
-    """Check that `data` is a dump or terms and restrict it to `offsets`; :func:`layer_fields` reads either.
+    """Check that `data` is a dump or terms and restrict it to `offsets`; :mod:`posstats.blocks` reads either.
 
     Raises
     ------
@@ -190,70 +194,6 @@ def few_documents(n_documents: int) -> tuple[str, ...]:
     for note in notes:
         warnings.warn(note, FewDocumentsWarning, stacklevel=4)
     return notes
-
-
-def layer_fields(data: xr.Dataset) -> Iterator[tuple[int, LayerField]]:
-    """Arrays of one layer after the other, (layer label, field); lazy data are computed one layer at a time.
-
-    Parameters
-    ----------
-    data : xarray.Dataset
-        A dump, or terms, of a single condition (no condition dimension). A dump is read as it is: what is estimated
-        does not need the terms of every sequence.
-    """
-    of_layer = _from_terms if "logit_drift" in data else _from_dump
-    if "reference_logit" in data and "sequence" in data.reference_logit.dims:
-        raise InputError(
-            "These terms have a reference per sequence; estimators need decompose(..., reference='pooled')."
-        )
-    codes, _ = document_codes(data)
-    sequences = np.bincount(codes).astype(np.float64)
-    offsets = data.offset.values.astype(np.int64)
-    labels = data.layer.values.tolist()
-    # In the order of their labels: sums over layers then have the same last digit in whatever order the layers come.
-    for index in np.argsort(labels, kind="stable").tolist():
-        label = labels[index]
-        visible = data.visible_keys.isel(layer=index).values.astype(np.int64)
-        learned = data.learned_sink.isel(layer=index).values.astype(np.float64)
-        logit, rest_share, rest, lag_mean = of_layer(data.isel(layer=index), visible, learned)
-        yield (
-            label,
-            LayerField(
-                logit=document_sums(logit, codes),
-                rest_share=document_sums(rest_share, codes),
-                rest=document_sums(rest, codes),
-                lag_mean=document_sums(lag_mean, codes),
-                visible_keys=visible,
-                learned_sink=learned,
-                offsets=offsets,
-                sequences=sequences,
-            ),
-        )
-
-
-def _arrays(layer: xr.Dataset, names: Sequence[str]) -> Iterator[np.ndarray]:
-    """Variables of one layer as arrays in the order of the schema, read together."""
-    order = ("sequence", "head", "query", "offset", "lag")
-    loaded = layer[list(names)].compute()
-    return (loaded[name].transpose(*(dim for dim in order if dim in loaded[name].dims)).values for name in names)
-
-
-def _from_dump(layer: xr.Dataset, visible: np.ndarray, _learned: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Logits, log(1 - A0), -log Zrest and mean logits by lag of every sequence, as they were recorded."""
-    logit, sink, rest, sums = _arrays(layer, ("logit", "sink_logit", "log_denominator_rest", "logit_sum_by_lag"))
-    check_recorded(logit, sink, rest)
-    with np.errstate(invalid="ignore"):  # query 0, which is never analysed
-        return logit, log_rest_share(sink, rest), -rest.astype(np.float64), lag_means(sums, visible)
-
-
-def _from_terms(layer: xr.Dataset, visible: np.ndarray, learned: np.ndarray) -> tuple[np.ndarray, ...]:
-    """The same from terms, whose reference is taken out again: every replicate puts its own in its place."""
-    names = ("logit_drift", "relative", "sink", "denominator_drift", "lag_mean", "reference_logit")
-    logit, relative, sink, drift, lag_mean, reference_logit = _arrays(layer, names)
-    ref = build_reference(reference_logit, visible, learned)
-    with np.errstate(invalid="ignore"):
-        rest_share = sink + (ref.log_denominator_rest - ref.log_denominator)
-    return logit + relative[:, None, :], rest_share, drift - ref.log_denominator_rest, lag_mean
 
 
 def check_offsets_visible(terms: xr.Dataset) -> None:

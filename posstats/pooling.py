@@ -1,17 +1,20 @@
-"""Sum components over heads and layers, then turn them into intervals: one pass over the layers of any dataset.
+"""Sum components over heads and layers, then turn them into intervals: one pass over the heads of any dataset.
 
-Only per-document statistics of one layer are alive at a time. Components of a head are added to every group the head
-belongs to (a layer, a head, the model); the estimand, a function of the sums, is applied when a group is complete.
+Only per-document statistics of a few blocks of heads are alive at a time. Components of a head are added to every
+group the head belongs to (a layer, a head, the model); the estimand, a function of the sums, is applied when a group is
+complete.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
 
 import numpy as np
 import xarray as xr
 
+from posstats.blocks import Block, field_blocks
 from posstats.errors import DesignError, InputError
-from posstats.labelled import document_codes, layer_fields
+from posstats.labelled import document_codes
 from posstats.side_by_side import side_by_side
 from posstats.stats.components import LayerField, Statistics, analysed_queries, octave_bins
 from posstats.stats.evaluate import evaluate, pair_products
@@ -25,11 +28,12 @@ from posstats.stats.resample import (
     jackknife_error,
     leave_out_weights,
     pair_weights,
-    replicate_blocks,
 )
 from posstats.stats.sign_flips import random_signs, sign_flip_test
 from posstats.stats.terms import Array
 
+#: Products of documents that a bin makes per head, at most: the components, and what is tested.
+_PRODUCTS = 8
 #: Interval methods that leave documents out and draw no replicates.
 JACKKNIFES = ("jackknife", "corrected_jackknife")
 #: Early queries, where the paper looks at BOS replacement.
@@ -195,7 +199,7 @@ def estimates(
     sources : sequence of xarray.Dataset
         Terms of a single condition each; several are paired: the same documents are resampled in all of them.
     kernel : callable
-        Sufficient statistics of one layer (share or magnitude).
+        Sufficient statistics of the heads of one layer (share or magnitude).
     estimand : callable
         From component sums (..., source, component) to values (..., value).
     bins : sequence of Bin
@@ -231,19 +235,11 @@ def estimates(
             yield Estimate(dict(key), one_bin, found.at(k), absence_p[k])
         groups.clear()
 
-    def evaluated_layer(fields: Sequence[LayerField]) -> list[list[_Evaluated]]:
-        return [
-            _evaluate_layer([kernel(one, b.queries, b.offsets) for b in bins], resampling, list(tested))
-            for one in fields
-        ]
-
-    fields = (
-        (labelled[0][0], [one for _, one in labelled])
-        for labelled in zip(*(layer_fields(source) for source in sources), strict=True)
-    )
-    for layer, evaluated in side_by_side(evaluated_layer, fields):
-        for h, head in enumerate(head_labels):
-            labels = {"layer": layer, "head": head}
+    job = partial(_evaluate_block, kernel=kernel, bins=tuple(bins), inference=inference, tested=tuple(tested))
+    blocks = field_blocks(*sources, products=len(bins) * _PRODUCTS)
+    for block, evaluated in side_by_side(job, blocks):
+        for h, head in enumerate(head_labels[block.heads]):
+            labels = {"layer": block.layer, "head": head}
             key = tuple((dim, labels[dim]) for dim in by)
             parts = [[source[b].at(h) for source in evaluated] for b in range(len(bins))]
             if key in groups:
@@ -251,7 +247,7 @@ def estimates(
                     _add(total, _stack(part))
             else:
                 groups[key] = [_stack(part) for part in parts]
-        if "layer" in by:  # a layer's groups are complete
+        if "layer" in by and block.last:  # a layer's groups are complete
             yield from finish()
     if groups:
         yield from finish()
@@ -270,7 +266,7 @@ def _check_paired(sources: Sequence[xr.Dataset]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Evaluated:
-    """Components of one layer and bin: at the estimate and at every replicate."""
+    """Components of a block and bin: at the estimate and at every replicate."""
 
     estimate: Array  # (head, component)
     left_out: Array  # (document, head, component)
@@ -299,14 +295,15 @@ class _Resampling:
     weights: Array
     pairs: np.ndarray | None
 
-    @classmethod
-    def of(cls, inference: Inference, n_documents: int) -> "_Resampling":
+    @staticmethod
+    @lru_cache(maxsize=2)  # every job asks for the same
+    def of(inference: Inference, n_documents: int) -> "_Resampling":
         if inference.method == "jackknife":
-            return cls(inference, np.empty((0, n_documents)), None)
+            return _Resampling(inference, np.empty((0, n_documents)), None)
         if inference.method == "corrected_jackknife":
             pairs = document_pairs(n_documents)
-            return cls(inference, pair_weights(n_documents, pairs), pairs)
-        return cls(inference, document_weights(n_documents, inference.n_resamples, inference.seed), None)
+            return _Resampling(inference, pair_weights(n_documents, pairs), pairs)
+        return _Resampling(inference, document_weights(n_documents, inference.n_resamples, inference.seed), None)
 
     @property
     def studentized(self) -> bool:
@@ -332,38 +329,44 @@ class _Resampling:
         )
 
 
-def _evaluate_layer(stats: list[Statistics], resampling: _Resampling, tested: list[int]) -> list[_Evaluated]:
+def _evaluate_block(
+    block: Block, *, kernel: StatisticsKernel, bins: Sequence[Bin], inference: Inference, tested: Sequence[int]
+) -> list[list[_Evaluated]]:
+    """Components of every source and bin."""
+    return [
+        _evaluated(
+            [kernel(field, one.queries, one.offsets) for one in bins],
+            _Resampling.of(inference, len(field.sequences)),
+            tested,
+        )
+        for field in block.fields()
+    ]
+
+
+def _evaluated(stats: list[Statistics], resampling: _Resampling, tested: Sequence[int]) -> list[_Evaluated]:
     n_documents = resampling.weights.shape[1]
     # The estimate, then every document left out in turn, the reference without it included.
     first = leave_out_weights(n_documents)
-    weights = resampling.weights
-    if not resampling.studentized:  # replicates like any other weights
-        first, weights = np.concatenate([first, weights]), weights[:0]
-    n_values = sum(one.gram.shape[0] * one.gram.shape[1] for one in stats)
-    values = _in_blocks(stats, first, n_values)
-    blocks = [
-        evaluate(stats, weights[block], left_out=True)
-        for block in replicate_blocks(len(weights), n_documents, n_values)
-    ]
+    drawn = None
+    if resampling.studentized:
+        drawn = evaluate(stats, resampling.weights, left_out=True)
+    else:  # replicates like any other weights
+        first = np.concatenate([first, resampling.weights])
     made = []
-    for b, (one, value) in enumerate(zip(stats, values, strict=True)):
-        none = np.empty((0, n_documents, *value.shape[1:]))
+    for b, (one, components) in enumerate(zip(stats, evaluate(stats, first), strict=True)):
+        value = components.value
         made.append(
             _Evaluated(
                 estimate=value[0],
                 left_out=value[1 : n_documents + 1],
-                replicates=np.concatenate([value[n_documents + 1 :], *(block[b].value for block in blocks)]),
-                replicates_left_out=np.concatenate([none, *(block[b].left_out for block in blocks)]),
+                replicates=value[n_documents + 1 :] if drawn is None else drawn[b].value,
+                replicates_left_out=np.empty((0, n_documents, *value.shape[1:]))
+                if drawn is None
+                else drawn[b].left_out,
                 products=pair_products(one, tested),
             )
         )
     return made
-
-
-def _in_blocks(stats: list[Statistics], weights: Array, n_values: int) -> list[Array]:
-    """Components at document weights, (replicate, head, component), a block of replicates at a time."""
-    blocks = [evaluate(stats, weights[block]) for block in replicate_blocks(len(weights), 1, n_values)]
-    return [np.concatenate([one.value for one in parts]) for parts in zip(*blocks, strict=True)]
 
 
 def _stack(parts: Sequence[tuple[Array, Array, Array, Array, Array]]) -> _Sums:

@@ -1,17 +1,20 @@
 """Position regression per head and term: does this head's log attention depend on the query's position?"""
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import pandas as pd
 import xarray as xr
 from scipy import stats as sps
 
+from posstats.blocks import Block, by_layer, field_blocks
 from posstats.errors import InputError
 from posstats.estimates import adjusted, prepare
-from posstats.labelled import layer_fields, select_condition
+from posstats.labelled import select_condition
 from posstats.results import PositionResult
-from posstats.stats.components import LayerField, analysed_queries
+from posstats.side_by_side import side_by_side
+from posstats.stats.components import LayerField, analysed_queries, by_row
 from posstats.stats.regression import Basis, PositionFit, fit_coefficients, position_basis
 from posstats.stats.resample import check_interval_options
 from posstats.stats.terms import Array
@@ -86,12 +89,13 @@ def position_tests(
     check_interval_options("jackknife", level)
     terms, notes, settings = prepare(data, offsets, adjust)
     queries = analysed_queries(terms.sizes["query"], terms.offset.values)
-    bases = [position_basis(queries, kind) for kind in ("linear", "spline")]
+    job = partial(_fits, queries=queries, reference=reference)
     rows = []
     for condition in np.atleast_1d(terms.condition.values):
-        for layer, field in layer_fields(select_condition(terms, condition)):
-            linear, spline = (_fit(field, queries, basis, reference) for basis in bases)
-            for head, label in enumerate(terms["head"].values.tolist()):
+        fitted = side_by_side(job, field_blocks(select_condition(terms, condition)))
+        for layer, fits in by_layer(fitted):
+            heads = ((fit, at) for fit in fits for at in range(len(fit[0].coefficients)))
+            for label, ((linear, spline), head) in zip(terms["head"].values.tolist(), heads, strict=True):
                 for k, term in enumerate(_TERMS):
                     rows.append(
                         {"condition": str(condition), "layer": layer, "head": label, "term": term}
@@ -105,6 +109,13 @@ def position_tests(
     return PositionResult(table, settings, notes)
 
 
+def _fits(block: Block, *, queries: np.ndarray, reference: str) -> tuple[PositionFit, PositionFit]:
+    """Linear and spline fits of the heads of a block."""
+    (field,) = block.fields()
+    linear, spline = (_fit(field, queries, position_basis(queries, kind), reference) for kind in ("linear", "spline"))
+    return linear, spline
+
+
 def _fit(field: LayerField, queries: np.ndarray, basis: Basis, reference: str) -> PositionFit:
     """Coefficients per (head, term) with their clustered covariance."""
     centred = basis.values - basis.values.mean(axis=0)
@@ -113,10 +124,10 @@ def _fit(field: LayerField, queries: np.ndarray, basis: Basis, reference: str) -
 
     def slope(sums: Array) -> Array:
         """Coefficients of each document's mean, (document, head, parameter)."""
-        return sums[:, :, queries] @ project / n
+        return by_row(sums[:, :, queries], project) / n
 
     share, rest, drift = slope(field.rest_share), slope(field.rest), slope(field.logit.mean(axis=-1))
-    log_z, log_rest = (logs @ project for logs in _reference_logs(field, queries, reference))
+    log_z, log_rest = (by_row(logs, project) for logs in _reference_logs(field, queries, reference))
     zero = np.zeros_like(share)
     by_term = {
         LOG_ATTENTION: drift + share + rest,
@@ -141,7 +152,7 @@ def _reference_logs(field: LayerField, queries: np.ndarray, kind: str) -> tuple[
 
     def logs(lag_mean: Array) -> list[Array]:
         ref = build_reference(lag_mean, field.visible_keys, field.learned_sink)
-        return [ref.log_denominator[..., queries], ref.log_denominator_rest[..., queries]]
+        return [np.ascontiguousarray(one[..., queries]) for one in (ref.log_denominator, ref.log_denominator_rest)]
 
     full = logs(field.lag_mean.sum(axis=0) / total)
     if kind == "fixed":

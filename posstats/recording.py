@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping
+from contextlib import chdir
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from posstats.cluster import connected
 from posstats.config import DumpConfig, ModelConfig, RecordConfig, RunConfig, SequencesConfig
 from posstats.errors import InputError
+from posstats.progress import progress
+from posstats.side_by_side import side_by_side
+from posstats.store import parts_folder
 
 if TYPE_CHECKING:
     from posstats.dumping.cost import Cost
+
+#: A recorder is part of the model while it works: one at a time in a process, however many threads a worker has.
+_RECORDING = threading.Lock()
 
 
 def record_dumps(
@@ -48,6 +58,58 @@ def record_dumps(
         from posstats.dumping.run import dump
 
         dump(loaded, drawn, path, **options, overwrite=overwrite, shard=shard, progress=show)
+
+
+def record_shares(
+    dumps: Mapping[Path, DumpConfig],
+    model: ModelConfig,
+    sequences: SequencesConfig,
+    record: RecordConfig,
+    run: RunConfig,
+    scheduler: str,
+    shares: int | None = None,
+    *,
+    overwrite: bool = False,
+    show: bool = True,
+) -> None:
+    """Record dumps on the workers of a cluster that share a file system, a share of the sequences at a time.
+
+    A share whose worker is lost is taken up where it stopped by another one. The files are those of
+    :func:`record_dumps`, provided that workers compute alike.
+
+    Parameters
+    ----------
+    dumps, model, sequences, record, run
+        As for :func:`record_dumps`; workers find this folder, and all files, under the same names.
+    scheduler : str
+        Address of the scheduler.
+    shares : int, optional
+        Shares of each dump; by default one per worker.
+    overwrite, show
+        As for :func:`record_dumps`.
+
+    Raises
+    ------
+    PosstatsError
+        As :func:`record_dumps`; or if the scheduler does not answer or workers are lost again and again.
+    """
+    with connected(scheduler) as client:
+        n = shares or max(1, len(client.nthreads()))
+        job = partial(_record_share, Path.cwd(), n, (dumps, model, sequences, record, run), overwrite)
+        with progress("dump", n, unit="share", show=show) as bar:
+            for _ in side_by_side(job, range(1, n + 1)):
+                bar.update()
+    for path in dumps:
+        if parts_folder(path).is_dir():  # whoever was last was lost before the pieces were joined
+            from posstats.dumping.run import join_dump
+
+            join_dump(path)
+
+
+def _record_share(folder: Path, shares: int, work: tuple[Any, ...], overwrite: bool, share: int) -> None:
+    # In the folder of the caller: a dump keeps the name of its model as it was given.
+    with _RECORDING, chdir(folder):
+        record_dumps(*work, overwrite=overwrite, shard=(share, shares), show=False)
 
 
 def estimate_dumps(

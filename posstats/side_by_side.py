@@ -1,42 +1,123 @@
-"""Work done side by side: layers on threads, in order; processes with one thread each."""
+"""Work done side by side, in order: on threads, or on a cluster if one is at hand; processes with one thread each."""
 
 import os
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TypeVar
+from itertools import chain
+from typing import Any, Protocol, TypeVar
 
 from threadpoolctl import ThreadpoolController
 
-#: Layers evaluated at once; more only wait for the file.
+from posstats.cluster import Jobs, current_client
+
+#: Pieces of work computed at once on threads; more only wait for the file.
 _MAXIMUM_THREADS = 8
 _Given = TypeVar("_Given")
 _Made = TypeVar("_Made")
 
 
-def side_by_side(job: Callable[[_Given], _Made], labelled: Iterable[tuple[int, _Given]]) -> Iterator[tuple[int, _Made]]:
-    """Do a job for one layer after the other, in order, on as many threads as there are processors.
+def side_by_side(job: Callable[[_Given], _Made], work: Iterable[_Given]) -> Iterator[tuple[_Given, _Made]]:
+    """Do a job for one piece of work after the other; results come in the order of the work, whoever does it.
 
-    Linear algebra is kept to one thread meanwhile: the arrays of a layer are small, and the last digit of a result must
-    not depend on the number of processors. At most one layer per thread waits in memory.
+    The workers of a ``dask.distributed`` client do it if one is current in this process, else threads, as many as there
+    are processors. A piece of work is a description, such as a dataset that is not loaded yet: the job reads what it
+    needs, where it runs. Few pieces are under way at once, so that what waits does not fill the memory.
+
+    Linear algebra is kept to one thread meanwhile: the arrays of a job are small, and the last digit of a result must
+    not depend on the number of processors.
+
+    Parameters
+    ----------
+    job : callable
+        Of a piece of work. For a cluster it and the work must be picklable and small; where the work holds large
+        arrays, as it does for a dataset in memory, threads do it.
+    work : iterable
+        Pieces of work.
+
+    Yields
+    ------
+    tuple
+        A piece and what the job made of it.
     """
+    pieces = iter(work)
+    first = next(pieces, None)
+    if first is None:
+        return
+    pieces = chain([first], pieces)
+    client = current_client()
+    jobs = None if client is None else Jobs.of(client, _alone, job, first)
+    if jobs is not None:
+        yield from _in_order(jobs.submit, pieces, jobs.ahead)
+        return
     n_threads = min(_MAXIMUM_THREADS, os.cpu_count() or 1)
-    libraries = ThreadpoolController()
+    with one_thread(), ThreadPoolExecutor(n_threads) as pool:
+        yield from _in_order(lambda piece: pool.submit(_alone, job, piece), pieces, lambda: n_threads)
 
-    def alone(given: _Given) -> _Made:
-        with libraries.limit(limits=1, user_api="blas"):
-            return job(given)
 
-    with ThreadPoolExecutor(n_threads) as pool:
-        waiting: deque[tuple[int, Future[_Made]]] = deque()
-        for label, given in labelled:
-            waiting.append((label, pool.submit(alone, given)))
-            if len(waiting) > n_threads:
-                first, future = waiting.popleft()
-                yield first, future.result()
-        for first, future in waiting:
-            yield first, future.result()
+class _Future(Protocol):
+    def result(self) -> Any: ...
+    def cancel(self) -> Any: ...
+
+
+def _in_order(
+    submit: Callable[[_Given], _Future], pieces: Iterable[_Given], ahead: Callable[[], int]
+) -> Iterator[tuple[_Given, Any]]:
+    waiting: deque[tuple[_Given, _Future]] = deque()
+
+    def oldest() -> tuple[_Given, Any]:
+        piece, future = waiting.popleft()
+        return piece, future.result()
+
+    try:
+        for piece in pieces:
+            waiting.append((piece, submit(piece)))
+            if len(waiting) > ahead():
+                yield oldest()
+        while waiting:
+            yield oldest()
+    finally:
+        for _, future in waiting:
+            future.cancel()
+
+
+def _alone(job: Callable[[_Given], _Made], piece: _Given) -> _Made:
+    with one_thread():
+        return job(piece)
+
+
+class _Limited:
+    """How many blocks of this process keep linear algebra to one thread, and what it was before the first."""
+
+    lock = threading.Lock()
+    count = 0
+    libraries: Any = None
+    before: Any = None
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Keep linear algebra to one thread while the block runs, and others in this process that overlap with it.
+
+    The number of threads belongs to the process in some libraries and to the calling thread in others. So every block
+    sets it, and the last to end restores it: were each to restore what it found, one would undo another's.
+    """
+    with _Limited.lock:
+        if _Limited.count == 0:
+            _Limited.libraries = ThreadpoolController()
+        limits = _Limited.libraries.limit(limits=1, user_api="blas")
+        if _Limited.count == 0:
+            _Limited.before = limits
+        _Limited.count += 1
+    try:
+        yield
+    finally:
+        with _Limited.lock:
+            _Limited.count -= 1
+            if _Limited.count == 0:
+                _Limited.before.restore_original_limits()
 
 
 @contextmanager

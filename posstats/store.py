@@ -62,8 +62,8 @@ def open_dump(path: str | Path) -> xr.Dataset:
     Returns
     -------
     xarray.Dataset
-        Variables as dask arrays with one chunk per condition and layer (or depth). ``load()`` brings it into memory,
-        ``close()`` releases the file.
+        Variables as dask arrays with one chunk per condition and layer (or depth); of large layers, per some of their
+        heads. ``load()`` brings it into memory, ``close()`` releases the file.
 
     Raises
     ------
@@ -94,7 +94,7 @@ class _File:
     """A file opened for reading; opened anew where it is unpickled, in another process."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path = path.absolute()  # the other process may work in another folder
         self.open = h5py.File(path, "r")
 
     def __reduce__(self) -> tuple[type[_File], tuple[Path]]:
@@ -120,10 +120,10 @@ class _Stored:
 
 
 def _lazy(file: _File, name: str) -> da.Array:
-    """A dask array whose chunks are as the file's along condition, layer and depth, and whole along the others."""
+    """A dask array whose chunks are the file's along condition, layer, depth and head, and whole along the others."""
     stored = file.open[name]
     chunks = stored.chunks or stored.shape
-    split = ("condition", "layer", "depth")
+    split = ("condition", "layer", "depth", "head")
     sizes = tuple(size if dim in split else -1 for dim, size in zip(VARIABLES[name].dims, chunks, strict=True))
     stat = file.path.stat()
     token = tokenize(str(file.path.resolve()), stat.st_ino, stat.st_mtime_ns, name)
@@ -170,7 +170,7 @@ def check_schema(dataset: xr.Dataset, name: str = "the dataset") -> None:
 def write_dump(dataset: xr.Dataset, path: str | Path, *, workers: int | None = None) -> Path:
     """Write a dump, by way of a temporary file: `path` holds the whole dump or what it held before.
 
-    Values are read one condition and layer at a time, so a lazy dataset larger than the memory can be written.
+    Values are read one chunk of the file at a time, so a lazy dataset larger than the memory can be written.
 
     Parameters
     ----------
@@ -275,13 +275,16 @@ def _write_frame(dataset: xr.Dataset, path: Path) -> None:
 
 
 def _chunks(dims: tuple[str, ...], shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    """Chunks of one condition and one layer (or depth), split further only where they would be too large."""
+    """Chunks of one condition and one layer (or depth), split further only where they would be too large.
+
+    First by head, because whoever reads a part of a large layer reads some heads of it.
+    """
     chunk = dict(zip(dims, shape, strict=True))
     if "condition" in chunk:
         chunk["condition"] = 1
     if np.prod(list(chunk.values())) * itemsize > SMALL_BYTES:
         chunk.update({dim: 1 for dim in ("layer", "depth") if dim in chunk})
-    for dim in ("sequence", "query", "lag", "head"):
+    for dim in ("head", "sequence", "query", "lag"):
         excess = np.prod(list(chunk.values())) * itemsize / CHUNK_BYTES
         if dim in chunk and excess > 1:
             parts = min(chunk[dim], int(np.ceil(excess)))
@@ -310,7 +313,8 @@ def _put_oldest(target: h5py.Dataset, waiting: deque[tuple[tuple[int, ...], Futu
 
 def _compressed_chunk(variable: xr.DataArray, corner: tuple[int, ...], chunk: tuple[int, ...]) -> bytes:
     """The bytes HDF5 keeps for one chunk."""
-    block = variable[tuple(slice(at, at + size) for at, size in zip(corner, chunk, strict=True))].values
+    lazy = variable[tuple(slice(at, at + size) for at, size in zip(corner, chunk, strict=True))]
+    block = lazy.compute(scheduler="synchronous").values  # chunks are already compressed side by side
     if block.shape != chunk:  # HDF5 stores the last chunk of an axis whole, whatever lies beyond the edge
         whole = np.zeros(chunk, dtype=block.dtype)
         whole[tuple(slice(size) for size in block.shape)] = block

@@ -8,6 +8,7 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from posstats.attention_sinks import Documents, attention_on_position_0, require, tolerance_of
+from posstats.blocks import read
 from posstats.errors import DesignError, InputError
 from posstats.estimates import adjusted
 from posstats.labelled import select_condition
@@ -141,7 +142,7 @@ def trajectory(
 
 def _departures(one: xr.Dataset, design: Documents, tolerance: float) -> Iterator[dict[str, object]]:
     """Closedness of one condition, by depth."""
-    departure = one.trajectory_departure.transpose("sequence", "depth").values.astype(np.float64)
+    departure = read(one.trajectory_departure).transpose("sequence", "depth").values.astype(np.float64)
     x = design.mean(design.sums(departure))
     for k, depth in enumerate(one.depth.values.tolist()):
         row: dict[str, object] = {"quantity": "departure", "depth": depth} | _numbers(x, k)
@@ -158,7 +159,7 @@ def _distances(one: xr.Dataset, design: Documents, tolerance: float) -> Iterator
     same: NDArray[np.bool_] | None = None
     apart = code[:, None] != code
     for k, depth in enumerate(one.depth.values.tolist()):
-        distance = relative_distances(one.trajectory.isel(depth=k).transpose("sequence", "hidden").values)
+        distance = relative_distances(read(one.trajectory.isel(depth=k)).transpose("sequence", "hidden").values)
         if same is None:  # depth 0: the embeddings
             same = distance == 0
         values, pairs = [], {"within": same & apart, "between": ~same & apart}
@@ -217,7 +218,7 @@ def _identification(
         total: Grams | None = None
         found: list[tuple[str, list[Identification | None]]] = []
         for index, layer in enumerate(one.layer.values.tolist()):
-            output = one.head_output.isel(layer=index).transpose("sequence", "head", "channel").values
+            output = read(one.head_output.isel(layer=index)).transpose("sequence", "head", "channel").values
             grams = identifier.grams(output, attention[:, index], epsilon)
             found.append((str(layer), identifier.identify(grams)))
             total = grams if total is None else total + grams
@@ -244,7 +245,7 @@ def _identification(
 
 def _first_tokens(one: xr.Dataset, code: NDArray[np.int64]) -> NDArray[np.int64]:
     """First token of every document."""
-    first = one.token_id.isel(query=0).values.astype(np.int64)
+    first = read(one.token_id.isel(query=0)).values.astype(np.int64)
     labels = first[np.unique(code, return_index=True)[1]]
     if (labels[code] != first).any():
         raise DesignError("Sequences of one document begin with different tokens; there must be one per document.")

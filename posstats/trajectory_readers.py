@@ -3,6 +3,8 @@
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 
 import numpy as np
 import pandas as pd
@@ -10,15 +12,18 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from posstats.attention_sinks import Documents, attention_on_position_0, require, tolerance_of
+from posstats.blocks import Block, by_layer, field_blocks
 from posstats.errors import InputError
 from posstats.estimates import adjusted
-from posstats.labelled import analysable, check_offsets_visible, layer_fields, select_condition
+from posstats.labelled import analysable, check_offsets_visible, select_condition
 from posstats.pooling import Inference
 from posstats.results_position0 import ReaderResult
+from posstats.side_by_side import side_by_side
 from posstats.stats.components import analysed_queries
 from posstats.stats.earlier import SINK_EPSILON
 from posstats.stats.multiplicity import adjust as adjust_p
 from posstats.stats.position0 import Displacement
+from posstats.stats.replicates import Replicates
 from posstats.stats.resample import DEFAULT_METHODS
 from posstats.stats.sign_flips import SignFlips, random_signs, sign_flip_test
 from posstats.stats.terms import Array
@@ -127,7 +132,7 @@ def readers(
     signs = random_signs(len(design.sequences), n_permutations, seed)
     rows = [
         _key(one, quantity) | row
-        for one, moved in zip(replaced, _displacements(recorded, replaced, design.replicates.weights), strict=True)
+        for one, moved in zip(replaced, _displacements(recorded, replaced, inference, design), strict=True)
         for quantity, row in zip(_QUANTITIES, _cells(one, moved, design, signs, rounding), strict=True)
     ]
     table = adjusted(pd.DataFrame(rows), ["quantity"], adjust, {"p": "q"})
@@ -172,30 +177,48 @@ class _Replaced:
 
 @dataclass(frozen=True, slots=True)
 class _Moved:
-    """Displacement of both groups: `values` (replicate, group), `products` (group, document, document)."""
+    """Displacement of heads, or of both groups: `values` (replicate, head), `products` (head, document, document)."""
 
     values: Array
     products: Array
 
 
-def _displacements(recorded: xr.Dataset, replaced: Sequence[_Replaced], weights: Array) -> list[_Moved]:
-    """Displacements by every condition, a layer in memory at a time."""
-    queries = analysed_queries(recorded.sizes["query"], recorded.offset.values)
-    rows, n_documents = weights.shape
+def _displacements(
+    recorded: xr.Dataset, replaced: Sequence[_Replaced], inference: Inference, design: Documents
+) -> list[_Moved]:
+    """Displacements by every condition, some heads in memory at a time."""
+    rows, n_documents = design.replicates.weights.shape
     sums = [_Moved(np.zeros((rows, 2)), np.zeros((2, n_documents, n_documents))) for _ in replaced]
-    for index in range(recorded.sizes["layer"]):
-        reading = [(one, total) for one, total in zip(replaced, sums, strict=True) if one.weights[:, index].any()]
-        if not reading:
-            continue
-        layer = recorded.isel(layer=[index])
-        (_, baseline), *_ = layer_fields(select_condition(layer, BASELINE))
-        for one, total in reading:
-            (_, field), *_ = layer_fields(select_condition(layer, one.condition))
-            moved = Displacement.of(field, baseline, queries)
-            heads = one.weights[:, index]
-            np.add(total.values, moved.at(weights) @ heads.T, out=total.values)
-            np.add(total.products, np.tensordot(heads, moved.products(), axes=1), out=total.products)
+    layers = [
+        (index, reading)
+        for index in range(recorded.sizes["layer"])
+        if (reading := [k for k, one in enumerate(replaced) if one.weights[:, index].any()])
+    ]
+    sides = [select_condition(recorded, name) for name in (BASELINE, *(one.condition for one in replaced))]
+    blocks = chain.from_iterable(
+        field_blocks(*(sides[k].isel(layer=[index]) for k in (0, *(k + 1 for k in reading))), products=1)
+        for index, reading in layers
+    )
+    queries = analysed_queries(recorded.sizes["query"], recorded.offset.values)
+    done = side_by_side(partial(_moved, queries=queries, inference=inference), blocks)
+    for (index, reading), (_, of_layer) in zip(layers, by_layer(done), strict=True):
+        for k, moved in zip(reading, zip(*of_layer, strict=True), strict=True):
+            values = np.concatenate([one.values for one in moved], axis=1)
+            products = np.concatenate([one.products for one in moved])
+            heads = replaced[k].weights[:, index]
+            np.add(sums[k].values, values @ heads.T, out=sums[k].values)
+            np.add(sums[k].products, np.tensordot(heads, products, axes=1), out=sums[k].products)
     return sums
+
+
+def _moved(block: Block, *, queries: NDArray[np.int64], inference: Inference) -> list[_Moved]:
+    """Displacement of the heads of a block by every condition after the first, which is the baseline."""
+    baseline, *conditions = block.fields()
+    moved = (Displacement.of(field, baseline, queries) for field in conditions)
+    weights = Replicates.of(
+        len(baseline.sequences), inference.method, inference.level, inference.n_resamples, inference.seed
+    ).weights
+    return [_Moved(one.at(weights), one.products()) for one in moved]
 
 
 def _cells(

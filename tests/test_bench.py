@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from posstats.blocks import layer_fields
 from posstats.dumping.attention import Recorder
-from posstats.labelled import decompose, layer_fields, select_condition
+from posstats.labelled import decompose, select_condition
 from posstats.rehearsal import simulate
 from posstats.stats.resample import document_weights
 from tests import tiny

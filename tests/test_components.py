@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
+from posstats.blocks import layer_fields
 from posstats.errors import DesignError
-from posstats.labelled import decompose, layer_fields
+from posstats.labelled import decompose
 from posstats.stats.components import (
     MAGNITUDE_COMPONENTS,
     SHARE_COMPONENTS,

@@ -5,8 +5,8 @@ import pytest
 from scipy import stats
 
 import posstats as ps
+from posstats.blocks import layer_fields
 from posstats.errors import DesignError, InputError, NumericalError
-from posstats.labelled import layer_fields
 from posstats.stats.components import analysed_queries
 from posstats.stats.position0 import Displacement
 from tests import constructed, position0

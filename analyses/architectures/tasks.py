@@ -16,10 +16,10 @@ import xarray as xr
 
 import posstats as ps
 from analyses.architectures.models import REPLACEMENTS, Entry
-from posstats.analysis import code_digest
 from posstats.config import InferenceConfig
 from posstats.errors import DesignError, FewDocumentsWarning
 from posstats.progress import progress
+from posstats.provenance import code_digest
 from posstats.side_by_side import single_threaded
 from posstats.verdicts import CRITERIA
 from posstats.vocabulary import ADAPTED, BASELINE, VARIANT

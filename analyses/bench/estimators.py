@@ -12,7 +12,8 @@ from scipy import stats as sps
 
 import posstats as ps
 from analyses.bench.harness import Sample, alone, compared, interleaved, load, peak_memory, timed
-from posstats.labelled import decompose, layer_fields, select_condition
+from posstats.blocks import layer_fields
+from posstats.labelled import decompose, select_condition
 from posstats.stats.components import LayerField, analysed_queries, share_statistics
 from posstats.stats.evaluate import evaluate
 from posstats.stats.resample import DEFAULT_METHODS, document_weights

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from posstats.analysis import closing_tables, outstanding, run_analyses
+from posstats.cluster import scheduler as scheduler_at
 from posstats.commands.costs import cost_facts, cost_text
-from posstats.commands.shared import AsJson, Quiet, examples, print_json, reporting
+from posstats.commands.shared import AsJson, Quiet, Scheduler, examples, print_json, reporting
 from posstats.config import AnalysisConfig, load_config
 from posstats.errors import InputError
 from posstats.recording import estimate_dumps, record_dumps
@@ -24,6 +25,7 @@ EPILOG = examples(
     "analyze --model path/to/model",
     "analyze --model path/to/model --dry-run",
     "analyze data/mine.h5 data/other.h5 --results results",
+    "analyze data/mine.h5 --scheduler local",
 )
 
 
@@ -40,6 +42,7 @@ def analyze(
         str | None, typer.Option(help="Record this model in place of the configured one: folder, .gguf file, hub id.")
     ] = None,
     results: Annotated[Path | None, typer.Option(help="Folder of the results, in place of the configured one.")] = None,
+    scheduler: Scheduler = "none",
     dry_run: Annotated[
         bool,
         typer.Option("--dry-run", help="Say what would be recorded and computed, and what dumps cost; write nothing."),
@@ -50,7 +53,9 @@ def analyze(
     """Record what a configuration asks for, analyse it, and print the headline table and the ledger of the claims.
 
     Dumps and results that are current are reused. Tables (CSV, Markdown, LaTeX) and figures (PNG, PDF) go to the
-    folder of the results. Dumps named on the command line are analysed as they are, without torch.
+    folder of the results. Dumps named on the command line are analysed as they are, without torch. With --scheduler the
+    analyses are spread over workers (docs/scale.md); what is to be recorded is recorded here: record large dumps with
+    posstats dump --scheduler first.
     """
     settings = load_config(config, profile=profile, model=model)
     if results is not None:
@@ -71,9 +76,10 @@ def analyze(
         if dry_run:
             _tell(settings, paths, folder, estimate_dumps(*work, overwrite=True) if work[0] else {}, as_json)
             return
-        if work[0]:
-            record_dumps(*work, overwrite=True, show=not quiet)
-        headline = run_analyses(settings, paths, folder, show=not quiet)
+        with scheduler_at(scheduler) as address:  # before anything is recorded: does it answer?
+            if work[0]:
+                record_dumps(*work, overwrite=True, show=not quiet)
+            headline = run_analyses(settings, paths, folder, scheduler=address, show=not quiet)
     if as_json:
         print_json({"results": str(folder), "notes": headline.notes, "headline": headline.frame.to_dict("records")})
     else:

@@ -5,17 +5,19 @@ from typing import Annotated
 
 import typer
 
+from posstats.cluster import scheduler as scheduler_at
 from posstats.commands.costs import cost_facts, cost_text
-from posstats.commands.shared import Quiet, examples, print_json, reporting
+from posstats.commands.shared import Quiet, Scheduler, examples, print_json, reporting
 from posstats.config import SOURCES, DumpConfig, ModelConfig, RecordConfig, RunConfig, SequencesConfig
 from posstats.errors import InputError
-from posstats.recording import estimate_dumps, record_dumps
+from posstats.recording import estimate_dumps, record_dumps, record_shares
 from posstats.vocabulary import BASELINE, CONDITIONS, DEFAULT_LENGTH, DEFAULT_OFFSETS, DEFAULT_SEQUENCES
 
 EPILOG = examples(
     "dump data/mine.h5 --model path/to/model -c baseline -c bos=mean",
     "dump data/mine.h5 --source text --text path/to/texts -n 96 -t 512 --dry-run",
     "dump data/mine.h5 --model path/to/model --shard 1/4 &",
+    "dump data/mine.h5 --model path/to/model --scheduler tcp://10.0.0.1:8786 --shards 16",
 )
 #: Spelled as torch spells them; the model's room, which needs torch, checks them.
 _DTYPES = ("float32", "float64", "bfloat16", "float16")
@@ -91,6 +93,10 @@ def dump(
             "joins the dump.",
         ),
     ] = None,
+    scheduler: Scheduler = "none",
+    shards: Annotated[
+        int | None, typer.Option(min=1, help="With --scheduler: shares in all; else one per worker.")
+    ] = None,
     dry_run: Annotated[
         bool,
         typer.Option("--dry-run", help="Check everything, try one batch, say what it would cost; write nothing."),
@@ -109,6 +115,10 @@ def dump(
     if as_json and not dry_run:
         raise InputError("--json goes with --dry-run; posstats inspect FILE --json says what is in a dump")
     token: str | int | None = int(bos_token) if bos_token is not None and bos_token.isdecimal() else bos_token
+    if shard is not None and scheduler != "none":
+        raise InputError("--shard K/N is for processes that you start; --scheduler starts all shares, see --shards")
+    if shards is not None and scheduler == "none":
+        raise InputError("--shards goes with --scheduler; without one, give every process its own --shard K/N")
     share = None if shard is None else _shard(shard)
     work = (
         {path: DumpConfig(source, text)},
@@ -119,7 +129,11 @@ def dump(
     )
     with reporting(quiet):
         if not dry_run:
-            record_dumps(*work, overwrite=overwrite, shard=share, show=not quiet)
+            with scheduler_at(scheduler) as address:
+                if address is None:
+                    record_dumps(*work, overwrite=overwrite, shard=share, show=not quiet)
+                else:
+                    record_shares(*work, address, shards, overwrite=overwrite, show=not quiet)
             return
         cost = estimate_dumps(*work, overwrite=overwrite, shard=share)[path]
     if as_json:

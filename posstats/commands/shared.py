@@ -14,6 +14,15 @@ import typer
 from tqdm import tqdm
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no notices; results, warnings, errors.")]
+Scheduler = Annotated[
+    str,
+    typer.Option(
+        metavar="none|local|ADDRESS",
+        help="Let dask.distributed do the work: on workers started for it on this machine (local), or those of a "
+        "running scheduler, such as tcp://10.0.0.1:8786. The results are the same.",
+        autocompletion=lambda: ["none", "local"],
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 

@@ -77,6 +77,23 @@ def document_sums(values: Array, document: NDArray[np.int64]) -> Array:
     return np.add.reduceat(wide[order], starts, axis=0)
 
 
+def by_row(values: Array, project: Array) -> Array:
+    """``values @ project``, one row at a time: the last digit of a row does not depend on how many rows there are.
+
+    Parameters
+    ----------
+    values : ndarray, shape (..., query)
+    project : ndarray, shape (query,) or (query, parameter)
+
+    Examples
+    --------
+    >>> by_row(np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([1.0, -1.0])).tolist()
+    [-1.0, -1.0]
+    """
+    rows: Array = np.ascontiguousarray(values)[..., None, :] @ project
+    return rows[..., 0] if project.ndim == 1 else rows[..., 0, :]
+
+
 def analysed_queries(length: int, offsets: NDArray[np.integer]) -> NDArray[np.int64]:
     """Queries of the headline estimates: ``max(offsets) < i < length - 1``.
 

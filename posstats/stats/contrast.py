@@ -20,12 +20,12 @@ from posstats.stats.terms import Array
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Components wanted of every layer; the absence of the first one is tested.
+    """Components wanted of every head; the absence of the first one is tested.
 
     Attributes
     ----------
     kernel : callable
-        Sufficient statistics of one layer, as :func:`posstats.stats.components.share_statistics`.
+        Sufficient statistics of heads, as :func:`posstats.stats.components.share_statistics`.
     queries, offsets : ndarray of int
         The bin.
     """
@@ -33,6 +33,22 @@ class Recipe:
     kernel: Callable[[LayerField, NDArray[np.int64], NDArray[np.int64]], Statistics]
     queries: NDArray[np.int64]
     offsets: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class HeadValues:
+    """Components of one recipe for some heads of a layer.
+
+    Attributes
+    ----------
+    value : ndarray, shape (weights, head, component)
+        At all documents; without each document; without each pair of documents.
+    products : ndarray, shape (head, document, document)
+        Products of the first component.
+    """
+
+    value: Array
+    products: Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,36 +68,54 @@ class LayerSums:
     products: Array
 
 
-def layer_sums(fields: Iterable[LayerField], recipes: Sequence[Recipe], pairs: NDArray[np.int64]) -> list[LayerSums]:
-    """Evaluate recipes layer by layer: from all documents, and with one and with two documents left out.
+def head_values(field: LayerField, recipes: Sequence[Recipe], pairs: NDArray[np.int64]) -> list[HeadValues]:
+    """Evaluate recipes from all documents, and with one and with two documents left out.
 
     Parameters
     ----------
-    fields : iterable of LayerField
-        One layer after the other.
+    field : LayerField
+        Some heads of a layer.
     recipes : sequence of Recipe
     pairs : ndarray of int, shape (pair, 2)
         Documents left out together (:func:`posstats.stats.resample.document_pairs`); may be empty.
 
     Returns
     -------
+    list of HeadValues
+        One per recipe.
+    """
+    statistics = [one.kernel(field, one.queries, one.offsets) for one in recipes]
+    found = evaluate(statistics, leave_out_weights(len(field.sequences), pairs))
+    return [
+        HeadValues(components.value, pair_products(one, [0])[:, 0])
+        for one, components in zip(statistics, found, strict=True)
+    ]
+
+
+def layer_sums(layers: Iterable[Sequence[Sequence[HeadValues]]]) -> list[LayerSums]:
+    """Sum over the heads of each layer, and products over layers too.
+
+    Parameters
+    ----------
+    layers : iterable of sequence of sequence of HeadValues
+        Of each layer its blocks of heads; of each block one per recipe.
+
+    Returns
+    -------
     list of LayerSums
         One per recipe.
     """
-    values: list[list[Array]] = [[] for _ in recipes]
-    products: list[Array | None] = [None] * len(recipes)
-    for field in fields:
-        weights = leave_out_weights(len(field.sequences), pairs)
-        statistics = [one.kernel(field, one.queries, one.offsets) for one in recipes]
-        for k, (one, found) in enumerate(zip(statistics, evaluate(statistics, weights), strict=True)):
-            values[k].append(found.value.sum(axis=1))
-            product = pair_products(one, [0])[:, 0].sum(axis=0)
-            before = products[k]
-            products[k] = product if before is None else before + product
+    values: list[list[Array]] = []
+    products: list[Array] = []
+    for blocks in layers:
+        whole = list(zip(*blocks, strict=True))
+        by_recipe = [np.concatenate([one.value for one in parts], axis=1).sum(axis=1) for parts in whole]
+        summed = [np.concatenate([one.products for one in parts]).sum(axis=0) for parts in whole]
+        values.append(by_recipe)
+        products = [before + one for before, one in zip(products, summed, strict=True)] if products else summed
     return [
         LayerSums(np.stack(value, axis=1), product)
-        for value, product in zip(values, products, strict=True)
-        if product is not None
+        for value, product in zip(zip(*values, strict=True), products, strict=True)
     ]
 
 

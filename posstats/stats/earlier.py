@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from posstats.errors import DesignError, InputError, NumericalError
+from posstats.stats.components import by_row
 
 #: Threshold on the mean attention that makes a sink (Gu et al., arXiv:2410.10781).
 SINK_EPSILON = 0.3
@@ -186,14 +187,15 @@ def linear_position_r2(logit: ArrayLike, offsets: ArrayLike, sink_logit: ArrayLi
         raise DesignError(
             "the pairs do not tell offset and position apart: at least two offsets and queries are needed"
         )
-    centred = y - y.mean(axis=(0, -1), keepdims=True)
+    # Head by head in memory, so that the last digit of a head does not depend on how many heads there are.
+    centred = y - np.moveaxis(y, 0, -2).reshape(*y.shape[1:-1], -1).mean(axis=-1)[..., None]
     mean = centred.mean(axis=0)
     total = (centred**2).mean(axis=0).sum(axis=-1)
     varies = total > np.finfo(float).eps * (y**2).mean(axis=0).sum(axis=-1)
     r2 = []
     for design in (columns[:, :2], columns):
         basis = np.linalg.svd(design, full_matrices=False)[0][:, : np.linalg.matrix_rank(design)]
-        explained = ((mean @ basis) ** 2).sum(axis=-1)
+        explained = (by_row(mean, basis) ** 2).sum(axis=-1)
         r2.append(np.divide(explained, total, out=np.full(total.shape, np.nan), where=varies))
     return LinearPosition(r2[0], r2[1], r2[1] - r2[0], rank, columns.shape[1], query.size)
 
@@ -377,4 +379,4 @@ def _pairs(
     query, column = np.nonzero(there[0] & (key >= 0))
     if query.size == 0:
         raise DesignError("there is no pair of query and key")
-    return s[..., query, column], query, query - key[query, column]
+    return np.ascontiguousarray(s[..., query, column]), query, query - key[query, column]

@@ -20,8 +20,10 @@ from posstats.errors import DesignError
 from posstats.stats.components import LayerField, Statistics, centred, over_all
 from posstats.stats.terms import Array, reference, reference_limits
 
-#: Bytes that the reference denominators of a block of heads may take at once.
+#: Bytes that a block of heads may take at once, for reference denominators or for products of weights and documents.
 _BLOCK_BYTES = 2**27
+#: The same for one head, which has its replicates split instead: a split that is the same however heads are.
+_ROW_BYTES = 2**27
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,21 +65,32 @@ def evaluate(stats: Sequence[Statistics], weights: Array, *, left_out: bool = Fa
     list of Components
         One per element of `stats`.
     """
-    field = stats[0].field
-    drawn = _Drawn.of(np.asarray(weights, dtype=np.float64), field.sequences)
-    n_replicates, n_documents = drawn.weights.shape
+    weights = np.asarray(weights, dtype=np.float64)
+    n_replicates, n_documents = weights.shape
     shapes = [one.gram.shape[:2] for one in stats]
     values = [np.empty((n_replicates, *shape)) for shape in shapes]
     without = [np.empty((n_replicates, n_documents if left_out else 0, *shape)) for shape in shapes]
-    n_heads, n_queries = shapes[0][0], len(field.visible_keys)
-    size = max(1, int(_BLOCK_BYTES // (8 * 2 * n_replicates * n_queries)))
+    row_bytes = 8 * (2 * len(stats[0].field.visible_keys) + (4 * n_documents if left_out else 0))
+    size = max(1, _ROW_BYTES // row_bytes)
+    for start in range(0, n_replicates, size):
+        rows = slice(start, start + size)
+        _evaluate_rows(stats, weights[rows], [value[rows] for value in values], [left[rows] for left in without])
+    return [Components(value, left) for value, left in zip(values, without, strict=True)]
+
+
+def _evaluate_rows(stats: Sequence[Statistics], weights: Array, values: list[Array], without: list[Array]) -> None:
+    """Fill `values` and `without` for some replicates, a block of heads at a time."""
+    field = stats[0].field
+    drawn = _Drawn.of(weights, field.sequences)
+    n_heads, n_components = stats[0].gram.shape[0], max(one.gram.shape[1] for one in stats)
+    products = 0 if drawn.removed is not None else n_components * weights.shape[1]
+    size = max(1, int(_BLOCK_BYTES // (8 * len(weights) * max(2 * len(field.visible_keys), products))))
     for start in range(0, n_heads, size):
         heads = slice(start, start + size)
         # Leakage alone needs no reference.
         shared = _WeightedReference(field, heads, drawn) if any(one.slope.any() for one in stats) else None
         for one, value, left in zip(stats, values, without, strict=True):
             _evaluate_heads(one, heads, drawn, shared, value[:, heads], left[:, :, heads])
-    return [Components(value, left) for value, left in zip(values, without, strict=True)]
 
 
 def pair_products(stats: Statistics, components: Sequence[int] | None = None) -> Array:

@@ -9,12 +9,13 @@ from scipy.special import expit
 from posstats.errors import NumericalError
 from posstats.stats.components import LayerField
 from posstats.stats.evaluate import pair_count
-from posstats.stats.replicates import evaluate_at
+from posstats.stats.replicates import evaluate_at, sums_at
 from posstats.stats.terms import Array, reference
 
 #: Queries before this one do not count towards the attention on position 0.
 FIRST_SINK_QUERY = 16
-_BLOCK_BYTES = 2**26
+#: What a head may hold at once of its replicates: their split must not depend on how many heads there are.
+_BLOCK_BYTES = 2**23
 
 
 def late_attention(
@@ -173,7 +174,7 @@ class Displacement:
                 "Log attention is not finite at an analysed query: position 0 takes all attention, or the dump "
                 "holds NaN."
             )
-        x = both[0] - both[1]
+        x = np.ascontiguousarray(both[0] - both[1])
         flat = np.moveaxis(x, 1, 0).reshape(x.shape[1], x.shape[0], -1)
         gram = flat @ flat.transpose(0, 2, 1) / flat.shape[-1]
         diagonal = np.arange(x.shape[0])
@@ -192,7 +193,7 @@ class Displacement:
         ndarray, shape (replicate, head)
             Nats squared.
         """
-        row_bytes = 8 * 8 * self.fields[0].lag_mean[0].size  # both references, and what they are made of
+        row_bytes = 8 * 8 * self.fields[0].lag_mean.shape[-1]  # both references, and what they are made of
         return evaluate_at(self._at, weights, _BLOCK_BYTES, row_bytes)
 
     def products(self) -> Array:
@@ -218,8 +219,8 @@ class Displacement:
         # A document pairs with the sequences of all others.
         partners = weights * ((weights @ n)[:, None] - weights * n)
         direct = ((weights @ self.gram) * weights).sum(axis=-1).T
-        with_shared = (np.tensordot(partners, self.by_query, axes=1) * f).mean(axis=-1)
-        with_shared -= (np.tensordot(partners, self.by_offset, axes=1) * r).mean(axis=-1)
+        with_shared = (sums_at(self.by_query, partners) * f).mean(axis=-1)
+        with_shared -= (sums_at(self.by_offset, partners) * r).mean(axis=-1)
         pairs = pair_count(weights, n)[:, None]
         products = direct + 2 * with_shared
         mean = np.divide(products, pairs, out=np.full_like(products, np.nan), where=pairs > 0)
@@ -230,12 +231,12 @@ class Displacement:
         logs, logits = [], []
         for field in self.fields:
             seen = np.isfinite(field.lag_mean[0])  # lags that no query sees are -inf in every sequence
-            sums = np.tensordot(weights, np.where(seen, field.lag_mean, 0.0), axes=1)
+            sums = sums_at(np.where(seen, field.lag_mean, 0.0), weights)
             total = np.maximum(weights @ field.sequences, np.finfo(np.float64).tiny)
             mean = np.where(seen, sums / total[:, None, None], -np.inf)
             ref = reference(mean, field.visible_keys, field.learned_sink)
-            logs.append(ref.log_denominator[..., self.queries])
-            logits.append(ref.logit[..., field.offsets])
+            logs.append(np.ascontiguousarray(ref.log_denominator[..., self.queries]))
+            logits.append(np.ascontiguousarray(ref.logit[..., field.offsets]))
         return logs[0] - logs[1], logits[0] - logits[1]
 
 

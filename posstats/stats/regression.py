@@ -322,9 +322,9 @@ def fit_coefficients(
         )
     if not np.isfinite(b_g).all():
         raise NumericalError("coefficients per document must be finite")
-    weight = m / m.sum()
-    b = np.tensordot(weight, b_g, axes=1)
-    score = np.moveaxis((b_g - b) * weight.reshape(-1, *[1] * (b_g.ndim - 1)), 0, -2)
+    weight = (m / m.sum()).reshape(-1, *[1] * (b_g.ndim - 1))
+    b = (weight * b_g).sum(axis=0)
+    score = np.moveaxis((b_g - b) * weight, 0, -2)
     covariance = n_documents / (n_documents - 1) * np.matmul(np.swapaxes(score, -1, -2), score)
     standard_errors = np.sqrt(np.diagonal(covariance, axis1=-2, axis2=-1))
     varies = standard_errors > np.broadcast_to(rounding, standard_errors.shape)

@@ -1,0 +1,201 @@
+"""The connection to dask.distributed: which client is at hand, jobs on its workers, what the option --scheduler names.
+
+``distributed`` is imported where a scheduler is asked for and nowhere else: without one nobody needs it.
+"""
+
+import logging
+import pickle
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import cloudpickle
+
+from posstats.errors import ClusterError, DumpError, InputError
+from posstats.provenance import versions
+from posstats.store import available_processors
+
+logger = logging.getLogger(__name__)
+
+#: Seconds that a scheduler has to answer.
+ANSWER_SECONDS = 5.0
+#: A job that is larger than this, pickled, holds data: it stays in this process, where they are.
+JOB_BYTES = 2**20
+
+
+def current_client() -> Any | None:
+    """The ``distributed.Client`` at hand in this process, None where there is none.
+
+    Returns
+    -------
+    distributed.Client or None
+        None, too, inside a task of a cluster, which would wait for tasks that find no worker, and for clients of
+        asynchronous code.
+    """
+    distributed = sys.modules.get("distributed")
+    if distributed is None:
+        return None
+    try:
+        client = distributed.Client.current()
+    except ValueError:
+        return None
+    try:
+        distributed.get_worker()
+    except ValueError:
+        return None if client.asynchronous else client
+    return None
+
+
+class Jobs:
+    """Jobs on the workers of a cluster.
+
+    A job that was lost with its worker is done again by another one: what it needs is in its description.
+    """
+
+    def __init__(self, client: Any, run: Callable[..., Any], job: Callable[..., Any]) -> None:
+        self._client, self._run, self._job = client, run, job
+
+    @classmethod
+    def of(cls, client: Any, run: Callable[..., Any], job: Callable[..., Any], first: Any) -> "Jobs | None":
+        """Jobs ``run(job, piece)``, or None where the first piece shows that they would carry data."""
+        buffers: list[pickle.PickleBuffer] = []
+        payload = cloudpickle.dumps((job, first), protocol=5, buffer_callback=buffers.append)
+        size = len(payload) + sum(buffer.raw().nbytes for buffer in buffers)
+        if size > JOB_BYTES:
+            logger.info("the data lie in the memory of this process: they are analysed here, not on the cluster")
+            return None
+        return cls(client, run, job)
+
+    def submit(self, piece: Any) -> "_Awaited":
+        """Send a job to the cluster."""
+        payload = cloudpickle.dumps((self._run, self._job, piece))
+        return _Awaited(self._client.submit(_work, payload, versions(), pure=False))
+
+    def ahead(self) -> int:
+        """Jobs that may be under way: two per thread of the workers there are now."""
+        return 2 * max(1, sum(self._client.nthreads().values()))
+
+
+class _Awaited:
+    """The result of a job, to come."""
+
+    def __init__(self, future: Any) -> None:
+        self._future = future
+
+    def result(self) -> Any:
+        """Wait for it, and raise what the job raised."""
+        distributed = sys.modules["distributed"]
+        try:
+            return self._future.result()
+        except distributed.KilledWorker as error:
+            raise ClusterError(
+                "the workers that took up one job ended, one after the other, most likely for want of memory: give "
+                "workers more memory, or make blocks smaller (docs/scale.md)"
+            ) from error
+        except distributed.client.FutureCancelledError as error:
+            raise ClusterError("the scheduler, or the connection to it, was lost before the work was done") from error
+
+    def cancel(self) -> None:
+        """Forget it."""
+        self._future.cancel()
+
+
+def _work(payload: bytes, expected: dict[str, str]) -> Any:
+    """On a worker: unpack a job and do it."""
+    own = versions()
+    differ = sorted(name for name in expected if own.get(name) != expected[name])
+    if differ:
+        told = ", ".join(f"{name} {own.get(name, 'none')[:12]} there, {expected[name][:12]} here" for name in differ)
+        raise InputError(f"the workers compute with other versions, whose results would differ: {told}")
+    try:
+        run, job, piece = pickle.loads(payload)
+    except OSError as error:
+        raise DumpError(
+            f"a worker cannot read the data ({error}): all workers need the same files under the same names"
+        ) from error
+    return run(job, piece)
+
+
+@contextmanager
+def scheduler(where: str) -> Iterator[str | None]:
+    """The address of the scheduler that the option --scheduler names, while the block runs.
+
+    Parameters
+    ----------
+    where : str
+        "none"; "local": one is started on this machine, with a worker per processor; or an address, such as
+        tcp://10.0.0.1:8786, or the file that ``dask scheduler --scheduler-file`` wrote.
+
+    Yields
+    ------
+    str or None
+        Its address, None for "none".
+
+    Raises
+    ------
+    InputError
+        If ``distributed`` is not installed, or no scheduler answers.
+    """
+    if where == "none":
+        yield None
+    elif where == "local":
+        distributed = _distributed()
+        with distributed.LocalCluster(
+            n_workers=available_processors(), threads_per_worker=1, dashboard_address=None, silence_logs=logging.ERROR
+        ) as cluster:
+            yield cluster.scheduler_address
+    else:
+        with connected(where) as client:
+            if not client.nthreads():
+                logger.info("the scheduler at %s has no workers yet: the work waits for them", where)
+            address = client.scheduler.address
+        yield address
+
+
+@contextmanager
+def connected(where: str | None) -> Iterator[Any]:
+    """A client of a scheduler, current in this process while the block runs.
+
+    Parameters
+    ----------
+    where : str or None
+        An address or a scheduler file; None for no client.
+
+    Yields
+    ------
+    distributed.Client or None
+
+    Raises
+    ------
+    InputError
+        If ``distributed`` is not installed, or no scheduler answers.
+    """
+    if where is None:
+        yield None
+        return
+    distributed = _distributed()
+    path = Path(where)
+    try:
+        at = {"scheduler_file": where} if path.is_file() else {"address": where}
+        client = distributed.Client(**at, timeout=ANSWER_SECONDS)
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"no scheduler answers at {where!r} ({error}): give none, local, an address such as tcp://10.0.0.1:8786, "
+            "or the file that `dask scheduler --scheduler-file` wrote"
+        ) from error
+    with client:
+        yield client
+
+
+def _distributed() -> ModuleType:
+    try:
+        import distributed
+    except ModuleNotFoundError as error:
+        raise InputError(
+            f"a scheduler needs {error.name}, which is not installed: pip install posstats[distributed]"
+        ) from error
+    module: ModuleType = distributed
+    return module
