@@ -12,6 +12,7 @@ from typing import TypeVar
 import dask
 import numpy as np
 import xarray as xr
+from dask.local import get_sync
 from dask.utils import parse_bytes
 
 from posstats.errors import InputError
@@ -63,7 +64,7 @@ class Block:
 
 def read(data: _Data) -> _Data:
     """Load data in this thread, whatever scheduler dask would use: jobs are already side by side."""
-    return data.compute(scheduler="synchronous")
+    return data.compute(scheduler=get_sync)  # by its function: the name of a scheduler makes dask import distributed
 
 
 def head_blocks(*sources: xr.Dataset, products: int = 0, bound: float | None = None) -> Iterator[Block]:

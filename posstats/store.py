@@ -21,6 +21,7 @@ import h5py
 import numpy as np
 import xarray as xr
 from dask.base import tokenize
+from dask.local import get_sync
 
 from posstats.errors import DumpError
 from posstats.vocabulary import COORDINATES, SCHEMA_VERSION, VARIABLES
@@ -314,7 +315,7 @@ def _put_oldest(target: h5py.Dataset, waiting: deque[tuple[tuple[int, ...], Futu
 def _compressed_chunk(variable: xr.DataArray, corner: tuple[int, ...], chunk: tuple[int, ...]) -> bytes:
     """The bytes HDF5 keeps for one chunk."""
     lazy = variable[tuple(slice(at, at + size) for at, size in zip(corner, chunk, strict=True))]
-    block = lazy.compute(scheduler="synchronous").values  # chunks are already compressed side by side
+    block = lazy.compute(scheduler=get_sync).values  # chunks are already compressed side by side
     if block.shape != chunk:  # HDF5 stores the last chunk of an axis whole, whatever lies beyond the edge
         whole = np.zeros(chunk, dtype=block.dtype)
         whole[tuple(slice(size) for size in block.shape)] = block

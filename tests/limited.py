@@ -16,7 +16,7 @@ import warnings
 from pathlib import Path
 
 #: What jobs may read at once, in place of the default.
-BLOCKS = "2 MiB"
+BLOCKS = "6 MiB"
 #: Results after which a worker is killed.
 KILL_AFTER = 5
 
@@ -117,7 +117,7 @@ def on_cluster(file, n_bytes, kill):
         before = kill_midway(client) if kill else None
         import posstats as ps
 
-        found = answers(ps.open_dump(file), quick=kill)
+        found = answers(ps.open_dump(file), quick=True)
         if kill:
             client.wait_for_workers(2, timeout=30)
             assert set(client.run(os.getpid).values()) != before, "no worker was killed"

@@ -35,7 +35,7 @@ def lag_counts(visible_keys: NDArray[np.integer]) -> NDArray[np.int64]:
     [3, 2, 0, 0]
     """
     lags = np.minimum(np.asarray(visible_keys), np.arange(len(visible_keys)))  # lags 0 .. n-1 have an ordinary key
-    return np.array([(lags > lag).sum() for lag in range(len(lags))], dtype=np.int64)
+    return len(lags) - np.searchsorted(np.sort(lags), np.arange(len(lags)), side="right")
 
 
 def lag_means(logit_sum_by_lag: Array, visible_keys: NDArray[np.integer]) -> Array:
