@@ -53,6 +53,10 @@ class Block:
     last: bool
     parts: tuple[xr.Dataset, ...]
 
+    def __reduce__(self) -> tuple[type["Block"], tuple[object, ...]]:
+        # Lazy data know all chunks of their dataset; what is sent to a worker, only its own.
+        return Block, (self.layer, self.heads, self.last, dask.optimize(*self.parts))
+
     def load(self) -> Iterator[xr.Dataset]:
         """Read the data, one part after the other."""
         return (read(part) for part in self.parts)

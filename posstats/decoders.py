@@ -10,7 +10,7 @@ import xarray as xr
 from scipy.special import expit, logit
 from scipy.stats import t
 
-from posstats.blocks import read
+from posstats.blocks import Block, read
 from posstats.errors import DesignError, InputError
 from posstats.estimates import adjusted
 from posstats.labelled import check_offsets_visible, document_codes, few_documents, select_condition
@@ -194,7 +194,7 @@ def discriminate(
             f"{_enumerate(allowed)} (max offset < i < T - 1{', probes only' if features == 'stream' else ''})."
         )
 
-    score = partial(_discriminated, n_folds=n_folds, seed=seed)
+    score = partial(_told_apart, n_folds=n_folds, seed=seed)
     table = pd.DataFrame(design.rows(np.array([first, second]), score, level))
     table = adjusted(table, ["condition", "part"], adjust, {"p": "q"})
     settings = design.settings | {"first": first, "second": second, "n_folds": n_folds}
@@ -282,15 +282,15 @@ class _Design:
     ) -> Iterator[dict[str, object]]:
         """Rows of the table, the arrays of a few layers in memory at a time."""
         needed = [*_NEEDED, *(["residual_sample"] if self.features == "stream" else [])]
-        layers = (  # not read yet; all heads of a layer are features of one model
-            select_condition(self.data, condition)[needed].sel(layer=label)
+        blocks = (  # whole layers: all heads are features of one model
+            Block(label, slice(None), True, (select_condition(self.data, condition)[needed].sel(layer=label),))
             for condition in np.atleast_1d(self.data.condition.values)
             for label in self.layers
         )
-        for layer, (scores, note) in side_by_side(partial(score, queries=queries, features=self.features), layers):
+        for block, (scores, note) in side_by_side(partial(score, queries=queries, features=self.features), blocks):
             for row in _estimates(scores, level):
                 row["note"] = "; ".join(text for text in (str(row["note"]), note) if text)
-                yield {"condition": str(layer.condition.values), "layer": int(layer.layer), **row}
+                yield {"condition": str(block.parts[0].condition.values), "layer": block.layer, **row}
 
 
 def _features(layer: xr.Dataset, queries: np.ndarray, features: str) -> tuple[Array, Array, str]:
@@ -318,18 +318,17 @@ def _features(layer: xr.Dataset, queries: np.ndarray, features: str) -> tuple[Ar
     return denominator, np.concatenate([sink, by_offset], axis=2), ""
 
 
-def _decoded(layer: xr.Dataset, *, queries: np.ndarray, features: str, n_folds: int, seed: int) -> tuple[_Scores, str]:
-    denominator, residual, note = _features(layer, queries, features)
-    documents = layer.document.values
+def _decoded(block: Block, *, queries: np.ndarray, features: str, n_folds: int, seed: int) -> tuple[_Scores, str]:
+    denominator, residual, note = _features(block.parts[0], queries, features)
+    documents = block.parts[0].document.values
     found = kernels.decode(denominator, residual, queries, documents, n_folds=n_folds, seed=seed)
     return _Scores(found.parts(), found.left_out_parts()), note
 
 
-def _discriminated(
-    layer: xr.Dataset, *, queries: np.ndarray, features: str, n_folds: int, seed: int
-) -> tuple[_Scores, str]:
-    denominator, residual, note = _features(layer, queries, features)
-    found = kernels.discriminate(denominator, residual, layer.document.values, n_folds=n_folds, seed=seed)
+def _told_apart(block: Block, *, queries: np.ndarray, features: str, n_folds: int, seed: int) -> tuple[_Scores, str]:
+    denominator, residual, note = _features(block.parts[0], queries, features)
+    documents = block.parts[0].document.values
+    found = kernels.discriminate(denominator, residual, documents, n_folds=n_folds, seed=seed)
     return _Scores(found.parts(), found.left_out_parts(), found), note
 
 

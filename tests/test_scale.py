@@ -5,6 +5,7 @@ import pickle
 import shutil
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import dask
@@ -80,10 +81,9 @@ def asked(request, ds):
 
 
 class TestBlocks:
-    @pytest.mark.parametrize("size", [1, 2])
-    def test_every_estimator_gives_the_same_bits_however_many_heads_are_read(self, monkeypatch, ds, asked, size):
+    def test_every_estimator_gives_the_same_bits_when_heads_are_read_one_by_one(self, monkeypatch, ds, asked):
         estimator, expected = asked
-        monkeypatch.setattr(blocks, "_heads_at_once", lambda *_: size)
+        monkeypatch.setattr(blocks, "_heads_at_once", lambda *_: 1)
         assert_identical(tables(estimator(ds)), expected)
 
     def test_known_answers(self, monkeypatch):
@@ -156,10 +156,12 @@ def submitted(monkeypatch):
 
 @pytest.mark.usefixtures("client")
 class TestCluster:
-    def test_every_estimator_gives_the_same_bits(self, submitted, path, asked):
+    def test_every_estimator_gives_the_same_bits_two_heads_at_a_time(self, submitted, path, asked):
         estimator, expected = asked
         with open_dump(path) as lazy, dask.config.set({"posstats.block-bytes": "500 kB"}):
-            assert 1 < lazy.logit.chunksizes["head"][0] < lazy.sizes["head"]
+            (of_block, *_) = (one.heads for one in blocks.field_blocks(lazy.sel(condition="baseline")))
+            assert of_block == slice(0, 2)
+            assert lazy.logit.chunksizes["head"] == (2, 2, 1)
             assert_identical(tables(estimator(lazy)), expected)
         assert submitted
 
@@ -291,19 +293,17 @@ def test_a_dump_by_shares_has_the_same_bytes_though_a_worker_is_lost(run, tmp_pa
 
 
 #: Memory that a process under the hard limit has for everything: half of it are imports and what BLAS reserves.
-LIMIT = 320 * 2**20
+LIMIT = 304 * 2**20
 #: How often the layers of two small dumps are repeated, for a dump that does not fit the limit, and for a large one.
-FEW, MANY = 5, 20
+FEW, MANY = 4, 21
 
 
 def under_limit(mode, out, *arguments):
     """Run limited.py; the memory that numpy's and torch's thread pools would reserve is not at issue here."""
     one = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
-    # Whatever is freed is given back, so that what is counted is what is held.
-    one |= {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
     done = subprocess.run(
         [sys.executable, "-m", "tests.limited", mode, str(LIMIT), str(out), *map(str, arguments)],
-        env=os.environ | one, cwd=ROOT, capture_output=True, text=True, timeout=120,
+        env=os.environ | one, cwd=ROOT, capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
     return out
@@ -348,8 +348,11 @@ def large(parts, tmp_path_factory):
 @pytest.fixture(scope="module")
 def expected(large):
     """What the same estimators say of the dump in memory, in this process, without a limit."""
-    with open_dump(large) as lazy, pytest.warns(FewDocumentsWarning):
-        return limited.answers(lazy.load())
+    with open_dump(large) as lazy:
+        ds = lazy.load()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FewDocumentsWarning)  # eight documents are few
+        return limited.shares(ds) | limited.leakage(ds) | limited.others(ds)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux enforces RLIMIT_DATA on arrays")
@@ -362,11 +365,13 @@ class TestHardLimit:
                 np.testing.assert_array_equal(lazy[name].isel(layer=-1).values, part[name].isel(layer=0).values)
 
     def test_the_limit_bites(self, large, tmp_path):
-        assert under_limit("load", tmp_path / "out", large).read_text() == "MemoryError"
+        said = under_limit("load", tmp_path / "out", large).read_text()
+        assert said.startswith("MemoryError: ") or "filter returned failure" in said
 
-    @pytest.mark.parametrize("mode", ["threads", "cluster", "killed"])
+    @pytest.mark.parametrize("mode", ["threads", "cluster"])
     def test_the_numbers_are_those_of_memory(self, large, expected, tmp_path, mode):
+        """On threads; on two workers that have the limit too, one of which is killed during the second question."""
         found = pickle.loads(under_limit(mode, tmp_path / "out", large).read_bytes())
-        assert set(found) == (set(expected) if mode == "threads" else {"shares"})
+        assert set(found) == (set(expected) if mode == "threads" else {"shares", "leakage"})
         for name, table in found.items():
             pd.testing.assert_frame_equal(table, expected[name], check_exact=True)
