@@ -194,8 +194,8 @@ def discriminate(
             f"{_enumerate(allowed)} (max offset < i < T - 1{', probes only' if features == 'stream' else ''})."
         )
 
-    score = partial(_told_apart, n_folds=n_folds, seed=seed)
-    table = pd.DataFrame(design.rows(np.array([first, second]), score, level))
+    told_apart = partial(_told_apart, n_folds=n_folds, seed=seed)
+    table = pd.DataFrame(design.rows(np.array([first, second]), told_apart, level))
     table = adjusted(table, ["condition", "part"], adjust, {"p": "q"})
     settings = design.settings | {"first": first, "second": second, "n_folds": n_folds}
     return DiscriminationResult(_ordered(table), settings, design.notes)
@@ -298,10 +298,8 @@ def _features(layer: xr.Dataset, queries: np.ndarray, features: str) -> tuple[Ar
     at = read(layer[list(_NEEDED)].isel(query=queries))
     per_query = ("sequence", "query", "head")
     # In one order in memory, whatever chunks they come from: it decides the last digit of a product.
-    rest, sink = (
-        at[name].transpose(*per_query).values.astype(np.float64, order="C")
-        for name in ("log_denominator_rest", "sink_logit")
-    )
+    rest = at.log_denominator_rest.transpose(*per_query).values.astype(np.float64, order="C")
+    sink = at.sink_logit.transpose(*per_query).values.astype(np.float64, order="C")
     hidden_sink = at.visible_keys.values <= queries
     # Where the window hides position 0 it adds nothing to the denominator. NaN anywhere else is a broken dump, and
     # stays NaN for the kernel to refuse.
