@@ -294,8 +294,8 @@ def test_a_dump_by_shares_has_the_same_bytes_though_a_worker_is_lost(run, tmp_pa
     assert not Path("shared.h5.parts").exists()
 
 
-#: Memory that a process under the hard limit has for everything: most of it are imports, and the 33 MB that BLAS reserves
-#: for each thread that calls it.
+#: Memory that a process under the hard limit has for everything. Most of it are imports, and what BLAS reserves for each
+#: thread that calls it.
 LIMIT = 344 * 2**20
 #: How often the layers of two small dumps are repeated, for a dump that does not fit the limit, and for a large one.
 FEW, MANY = 5, 24
