@@ -144,7 +144,7 @@ def scheduler(where: str) -> Iterator[str | None]:
     elif where == "local":
         distributed = _distributed()
         with distributed.LocalCluster(
-            n_workers=available_processors(), threads_per_worker=1, dashboard_address=None, silence_logs=logging.ERROR
+            n_workers=available_processors(), threads_per_worker=1, dashboard_address=":0", silence_logs=logging.ERROR
         ) as cluster:
             yield cluster.scheduler_address
     else:

@@ -116,7 +116,7 @@ def on_cluster(ds, n_bytes):
     preload = f"from tests.limited import limit\nlimit({n_bytes})"
     with (
         distributed.LocalCluster(
-            n_workers=2, threads_per_worker=1, dashboard_address=None, memory_limit=0, preload=[preload]
+            n_workers=2, threads_per_worker=1, dashboard_address=":0", memory_limit=0, preload=[preload]
         ) as cluster,
         distributed.Client(cluster) as client,
     ):

@@ -136,7 +136,7 @@ class TestBlocks:
 @pytest.fixture(scope="module")
 def client():
     """A cluster whose worker are threads of this process."""
-    with distributed.Client(processes=False, n_workers=1, threads_per_worker=2, dashboard_address=None) as client:
+    with distributed.Client(processes=False, n_workers=1, threads_per_worker=2, dashboard_address=":0") as client:
         yield client
 
 
@@ -283,7 +283,7 @@ def test_a_dump_by_shares_has_the_same_bytes_though_a_worker_is_lost(run, tmp_pa
     what = ("--model", "model", "-n", 8, "-t", 24, "-c", "baseline", "-c", "bos=mean", "-d", 0, "-d", 1,
             "--batch-size", 1, "--quiet")  # fmt: skip
     assert run("dump", "alone.h5", *what)[0] == 0
-    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as workers:
+    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as workers:
         killer = limited.Killer(Path("shared.h5.parts"))
         killer.start()
         code, _, err = run("dump", "shared.h5", *what, "--scheduler", workers.scheduler_address, "--shards", 4)
@@ -294,8 +294,8 @@ def test_a_dump_by_shares_has_the_same_bytes_though_a_worker_is_lost(run, tmp_pa
     assert not Path("shared.h5.parts").exists()
 
 
-#: Memory that a process under the hard limit has for everything. Most of it are imports, and what BLAS reserves for each
-#: thread that calls it.
+#: Memory that a process under the hard limit has for everything. Most of it are imports, and what BLAS reserves for
+#: each thread that calls it.
 LIMIT = 344 * 2**20
 #: How often the layers of two small dumps are repeated, for a dump that does not fit the limit, and for a large one.
 FEW, MANY = 5, 24
