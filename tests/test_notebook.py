@@ -121,7 +121,7 @@ class TestSideBySide:
     @pytest.fixture(scope="class")
     @staticmethod
     def whole():
-        return ps.simulate(n=24, length=32, offsets=(0, 1), layers=2, seed=0).dataset
+        return ps.simulate(n=24, length=32, offsets=(0, 1), heads=2, seed=0).dataset
 
     def joined(self, folder, *parts):
         for number, part in enumerate(parts):
@@ -131,18 +131,18 @@ class TestSideBySide:
     def test_pieces_of_a_dump_give_the_numbers_of_the_whole(self, whole, tmp_path):
         halves = (whole.isel(sequence=slice(12 * k, 12 * k + 12)) for k in range(2))
         with self.joined(tmp_path, *halves) as both:
-            found = ps.leakage(both, octaves=False)
+            found = ps.leakage(both, octaves=False, n_permutations=99)
             again = ps.write_dump(both, tmp_path / "both.h5")
-        expected = ps.leakage(whole, octaves=False)
+        expected = ps.leakage(whole, octaves=False, n_permutations=99)
         np.testing.assert_array_equal(found.table.estimate, expected.table.estimate)
         np.testing.assert_array_equal(found.table.low, expected.table.low)
         with ps.open_dump(again) as ds:
             assert ds.logit.equals(whole.logit)
 
     def test_documents_of_different_seeds_stay_apart(self, whole, tmp_path):
-        other = ps.simulate(n=24, length=32, offsets=(0, 1), layers=2, seed=1).dataset
+        other = ps.simulate(n=24, length=32, offsets=(0, 1), heads=2, seed=1).dataset
         with self.joined(tmp_path, whole, other) as both:
-            assert ps.leakage(both, octaves=False).settings["n_documents"] == 48
+            assert ps.leakage(both, octaves=False, n_permutations=99).settings["n_documents"] == 48
             assert "seed" not in both.attrs
 
     def test_random_dumps_of_different_seeds_stay_apart(self, tmp_path):
@@ -156,7 +156,7 @@ class TestSideBySide:
             assert "settings_sha256" not in both.attrs
 
     def test_what_does_not_belong_together_is_refused(self, whole, tmp_path):
-        window = ps.simulate(n=24, length=32, offsets=(0, 1), layers=2, seed=1, window=8).dataset
+        window = ps.simulate(n=24, length=32, offsets=(0, 1), heads=2, seed=1, window=8).dataset
         with pytest.raises(ValueError, match="visible_keys"):
             self.joined(tmp_path, whole, window)
         with pytest.raises(ValueError, match="offset"):
