@@ -42,9 +42,9 @@ class View(NamedTuple):
         """Return an HTML table, everything escaped."""
 
         def row(tag: str, cells: list[str]) -> str:
-            sides = ("left" if left else "right" for left in self.left)
-            aligned = zip(cells, sides, strict=True)
-            inside = (f'<{tag} style="text-align:{side}">{escape(cell)}</{tag}>' for cell, side in aligned)
+            styles = ("left" if left else "right;white-space:nowrap" for left in self.left)
+            styled = zip(cells, styles, strict=True)
+            inside = (f'<{tag} style="text-align:{style}">{escape(cell)}</{tag}>' for cell, style in styled)
             return f"<tr>{''.join(inside)}</tr>"
 
         body = "".join(row("td", cells) for cells in self.rows)
