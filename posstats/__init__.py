@@ -25,7 +25,7 @@ from posstats.labelled import decompose
 from posstats.ledger import claims
 from posstats.positions import position_tests
 from posstats.rehearsal import simulate
-from posstats.store import open_dump
+from posstats.store import open_dump, write_dump
 from posstats.trajectories import trajectory
 from posstats.trajectory_readers import readers
 
@@ -72,6 +72,7 @@ __all__ = [
     "sinks",
     "text_sequences",
     "trajectory",
+    "write_dump",
 ]
 
 

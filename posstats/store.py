@@ -69,6 +69,14 @@ def open_dump(path: str | Path) -> xr.Dataset:
     ------
     DumpError
         If there is no such file, it is no posstats dump, it is damaged, unfinished, or from a newer posstats.
+
+    Examples
+    --------
+    >>> import posstats as ps
+    >>> path = ps.write_dump(ps.simulate(n=30, length=32, seed=0).dataset, "rehearsal.h5")
+    >>> with ps.open_dump(path) as ds:
+    ...     ds.sink_logit.attrs["units"], ds.sink_logit.sizes["sequence"]
+    ('nats', 30)
     """
     path = Path(path)
     if not path.is_file():
@@ -190,6 +198,13 @@ def write_dump(dataset: xr.Dataset, path: str | Path, *, workers: int | None = N
     ------
     DumpError
         If the dataset does not follow the schema, or the file cannot be written.
+
+    Examples
+    --------
+    >>> import posstats as ps
+    >>> ds = ps.simulate(n=30, length=32, conditions=["baseline", "bos=mean"], seed=0).dataset
+    >>> write_dump(ds.sel(condition=["baseline"]), "baseline.h5").name
+    'baseline.h5'
     """
     path = Path(path)
     dataset = dataset.assign_attrs(schema_version=SCHEMA_VERSION)

@@ -54,6 +54,15 @@ def test_random_sequences():
     np.testing.assert_array_equal(without.ids[:, 1:], seqs.ids[:, 1:])
 
 
+@pytest.mark.parametrize("draw", [random_sequences, repeat_sequences])
+def test_documents_that_are_drawn_are_labelled_by_seed_and_sort_as_they_were_drawn(draw):
+    one, other = (draw(tokenizer(), n=12, length=9, seed=seed).document.tolist() for seed in (0, 1))
+    assert one == sorted(one)
+    assert len(set(one) | set(other)) == 24
+    # The same documents, with fewer of them or without BOS.
+    assert draw(tokenizer(), n=7, length=9, seed=0).document.tolist() == one[:7]
+
+
 def test_random_tokens_are_uniform_and_independent():
     ids = random_sequences(tokenizer(), n=200, length=100, bos=False).ids
     counts = np.bincount(ids.ravel(), minlength=46)[6:46]

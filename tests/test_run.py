@@ -87,7 +87,7 @@ class TestContent:
             assert ds.condition.values.tolist() == list(OPTIONS["conditions"])
             assert ds.offset.values.tolist() == [0, 1, 4]
             assert ds.depth.values.tolist() == [0, 1, 2, 3]
-            assert ds.document.values.tolist() == list(range(N))
+            assert ds.document.values.tolist() == [f"random 2-{number:05d}" for number in range(N)]
             assert {k: ds.attrs[k] for k in ("bos", "bos_token", "bos_token_id", "seed", "sequences_seed")} == {
                 "bos": "in ids", "bos_token": "<bos>", "bos_token_id": 1, "seed": 0, "sequences_seed": 2,
             }  # fmt: skip

@@ -12,8 +12,8 @@ from typing import Any
 from posstats.dumping.inputs import Sequences
 from posstats.dumping.memory import sequence_memory
 from posstats.dumping.pieces import Pieces
-from posstats.dumping.plan import Plan, make_plan
-from posstats.dumping.run import Work, check_options, is_current, join, new_manifest
+from posstats.dumping.plan import Plan, check_options, make_plan
+from posstats.dumping.run import Work, is_current, join, new_manifest
 from posstats.store import parts_folder
 from posstats.vocabulary import DEFAULT_OFFSETS
 

@@ -186,6 +186,15 @@ def _generator(seed: int, stream: int) -> np.random.Generator:
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(stream,)))
 
 
+def _labels(kind: str, seed: int, n: int) -> np.ndarray:
+    """Labels of documents that were drawn: those of different seeds differ, so that their dumps can be joined.
+
+    They sort as they were drawn.
+    """
+    width = max(5, len(str(n - 1)))
+    return np.array([f"{kind} {seed}-{number:0{width}d}" for number in range(n)])
+
+
 def random_sequences(
     tokenizer: PreTrainedTokenizerBase,
     n: int = DEFAULT_SEQUENCES,
@@ -197,8 +206,9 @@ def random_sequences(
 ) -> Sequences:
     """Sequences of independent tokens, drawn uniformly from the ordinary tokens of the vocabulary.
 
-    Each sequence is its own document. Special, added and reserved tokens are never drawn (:func:`ordinary_tokens`).
-    With one seed, sequences with and without BOS differ at position 0 only.
+    Each sequence is its own document, labelled by seed and number ("random 0-00012"), so that sequences of different
+    seeds can be put together. Special, added and reserved tokens are never drawn (:func:`ordinary_tokens`). With one
+    seed, sequences with and without BOS differ at position 0 only.
 
     Parameters
     ----------
@@ -224,6 +234,14 @@ def random_sequences(
     ------
     InputError
         If the tokenizer has no BOS token and none is chosen, or a number is out of range.
+
+    Examples
+    --------
+    With the tokenizer of a model (:func:`posstats.load_model`):
+
+    >>> sequences = random_sequences(tokenizer, n=6, length=24, seed=3)
+    >>> sequences.ids.shape, sequences.bos, str(sequences.document[5])
+    ((6, 24), 'in ids', 'random 3-00005')
     """
     _check_size(n, length, bos)
     bos_id, spelling = _choose_bos(tokenizer, bos, bos_token)
@@ -232,7 +250,7 @@ def random_sequences(
     if bos_id is not None:
         ids[:, 0] = bos_id
     source = f"iid tokens, uniform over the {len(ordinary)} ordinary tokens of the vocabulary"
-    return Sequences(ids, np.arange(n), source, bos_id, spelling, ordinary, seed)
+    return Sequences(ids, _labels("random", seed, n), source, bos_id, spelling, ordinary, seed)
 
 
 def repeat_sequences(
@@ -263,6 +281,12 @@ def repeat_sequences(
     ------
     InputError
         If a number is out of range.
+
+    Examples
+    --------
+    >>> sequences = repeat_sequences(tokenizer, n=6, length=24)
+    >>> bool((sequences.ids == sequences.ids[:, :1]).all()), sequences.documents
+    (True, 6)
     """
     _check_size(n, length, bos=False)
     ordinary = ordinary_tokens(tokenizer)
@@ -270,7 +294,8 @@ def repeat_sequences(
         raise InputError(f"n = {n} sequences need as many different tokens; the vocabulary has {len(ordinary)}")
     tokens = _generator(seed, _REPEAT).permutation(ordinary)[:n]
     ids = np.repeat(tokens[:, None], length, axis=1)
-    return Sequences(ids, np.arange(n), "one ordinary token at every position", ordinary=ordinary, seed=seed)
+    document = _labels("repeat", seed, n)
+    return Sequences(ids, document, "one ordinary token at every position", ordinary=ordinary, seed=seed)
 
 
 def text_sequences(
@@ -324,6 +349,13 @@ def text_sequences(
     -----
     FewDocumentsWarning
         If the crops come from fewer documents than any interval can be computed from.
+
+    Examples
+    --------
+    >>> texts = {f"story {k}": "w5 w17 w8 w40 " * (20 + k) for k in range(6)}
+    >>> sequences = text_sequences(tokenizer, texts, n=12, length=24)
+    >>> sequences.count, sequences.documents
+    (12, 6)
     """
     _check_size(n, length, bos)
     bos_id, spelling = _choose_bos(tokenizer, bos, bos_token)

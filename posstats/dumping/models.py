@@ -116,6 +116,16 @@ def load_model(
     ModelError
         If the model cannot be loaded or is not a rotary decoder that can be recorded exactly, or if the adapter was
         trained on other weights.
+
+    Examples
+    --------
+    A folder as transformers saves it:
+
+    >>> model.save_pretrained("my-model")
+    >>> _ = tokenizer.save_pretrained("my-model")
+    >>> mine, its_tokenizer = load_model("my-model", sliding_window=16)
+    >>> mine.config.num_hidden_layers, its_tokenizer.bos_token
+    (3, '<bos>')
     """
     if dtype not in DTYPES:
         raise InputError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")

@@ -53,6 +53,16 @@ class Plan:
     attrs: dict[str, Any]
 
 
+def check_options(batch_size: int | None, shard: tuple[int, int] | None, resume: bool) -> None:
+    """Refuse options that are out of range."""
+    if batch_size is not None and batch_size < 1:
+        raise InputError(f"batch_size must be at least 1, not {batch_size}")
+    if shard is not None and not 1 <= shard[0] <= shard[1]:
+        raise InputError(f"shard must be k/n with 1 <= k <= n, not {shard[0]}/{shard[1]}")
+    if shard is not None and not resume:
+        raise InputError("a shard cannot discard unfinished work, which belongs to the other shards too")
+
+
 def make_plan(
     model: Any,
     sequences: Sequences,

@@ -24,8 +24,8 @@ from posstats.dumping.conditions import apply
 from posstats.dumping.inputs import Sequences
 from posstats.dumping.memory import is_out_of_memory, suggested_batch
 from posstats.dumping.pieces import Held, Manifest, Pieces, Span, lock
-from posstats.dumping.plan import Plan, make_plan
-from posstats.errors import DumpError, InputError
+from posstats.dumping.plan import Plan, check_options, make_plan
+from posstats.errors import DumpError
 from posstats.progress import progress as report_progress
 from posstats.store import open_dump, parts_folder, replace_durably, write_dump
 from posstats.vocabulary import DEFAULT_OFFSETS
@@ -106,6 +106,16 @@ def dump(
         If the dump cannot be written, another process is writing it, or it has other settings.
     NumericalError
         If the model yields values that are not finite. Finished pieces stay.
+
+    Examples
+    --------
+    With a model and its tokenizer (:func:`posstats.load_model`):
+
+    >>> import posstats as ps
+    >>> sequences = ps.random_sequences(tokenizer, n=6, length=24)
+    >>> path = dump(model, sequences, "mine.h5", conditions=["baseline", "bos=mean"], offsets=[0, 1], progress=False)
+    >>> dict(ps.open_dump(path).logit.sizes)
+    {'condition': 2, 'sequence': 6, 'layer': 3, 'head': 4, 'query': 24, 'offset': 2}
     """
     path = Path(path)
     check_options(batch_size, shard, resume)
@@ -160,6 +170,16 @@ def join_dump(path: str | Path) -> Path:
     ------
     DumpError
         If there are no pieces, some are missing, or a process is still at work on them.
+
+    Examples
+    --------
+    >>> sequences = Sequences(np.arange(144).reshape(6, 24) % 90 + 3, np.arange(6), "counting")
+    >>> for k in (1, 2):  # on a machine each; the pieces of the second are then copied to the first
+    ...     _ = dump(model, sequences, f"{k}/mine.h5", shard=(k, 2), batch_size=3, offsets=[0], progress=False)
+    >>> for piece in Path("2/mine.h5.parts").glob("*.piece"):
+    ...     _ = shutil.copy(piece, "1/mine.h5.parts")
+    >>> open_dump(join_dump("1/mine.h5")).sizes["sequence"]
+    6
     """
     path = Path(path)
     pieces = Pieces(parts_folder(path))
@@ -207,16 +227,6 @@ def is_current(path: str | Path, settings: str, *, overwrite: bool = False) -> b
     if found != settings and not overwrite:
         raise DumpError(f"{path} was recorded with other settings: choose another path, or overwrite it")
     return bool(found == settings)
-
-
-def check_options(batch_size: int | None, shard: tuple[int, int] | None, resume: bool) -> None:
-    """Refuse options that are out of range."""
-    if batch_size is not None and batch_size < 1:
-        raise InputError(f"batch_size must be at least 1, not {batch_size}")
-    if shard is not None and not 1 <= shard[0] <= shard[1]:
-        raise InputError(f"shard must be k/n with 1 <= k <= n, not {shard[0]}/{shard[1]}")
-    if shard is not None and not resume:
-        raise InputError("a shard cannot discard unfinished work, which belongs to the other shards too")
 
 
 def new_manifest(model: Any, plan: Plan, batch_size: int | None) -> Manifest:
