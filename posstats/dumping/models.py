@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 import posstats
 from posstats.dumping.adapters import Adapter, merge_adapter, read_adapter
-from posstats.dumping.checkpoints import DEFAULT_MODEL, converted_gguf, default_gguf, recorded_digest, weights_digest
+from posstats.dumping.checkpoints import DEFAULT_MODEL, converted_gguf, default_gguf, weights_digest
+from posstats.dumping.identity import config_digest, interventions, plain_config
 from posstats.dumping.precision import compute_in_float64
 from posstats.dumping.structure import (
     attention_window,
@@ -43,8 +44,8 @@ class Provenance:
         Name as given to :func:`load_model`.
     revision : str
         Commit of the hub repository, "" for local files.
-    digest : str or None
-        Recorded digest of the weights, None if it has to be computed.
+    config : dict
+        The configuration when it was loaded, as :func:`posstats.dumping.identity.plain_config` gives it.
     changes : tuple of str
         What makes it an inference-time variant; empty for a model as trained.
     stretch : float
@@ -55,7 +56,7 @@ class Provenance:
 
     name: str
     revision: str
-    digest: str | None
+    config: dict[str, Any]
     changes: tuple[str, ...]
     stretch: float = 1.0
     adapter: Adapter | None = None
@@ -160,11 +161,10 @@ def load_model(
     if sliding_window is not None:
         narrow_window(model, sliding_window)
         changes = (*changes, f"sliding_window={sliding_window}")
-    digest = recorded_digest(Path(source)) if dtype == "float32" and trained is None else None
     if trained is not None:
         model = merge_adapter(model, trained)
     commit = getattr(config, "_commit_hash", None) or ""
-    model.posstats_provenance = Provenance(str(name), commit, digest, changes, stretch, trained)
+    model.posstats_provenance = Provenance(str(name), commit, plain_config(model.config), changes, stretch, trained)
     return model, tokenizer
 
 
@@ -263,10 +263,27 @@ def max_length(model: Any) -> int | None:
 
 
 def _provenance(model: Any) -> Provenance:
-    """Where a model came from, also if it was not loaded here."""
+    """Where a model came from, also if it was not loaded here, and what was changed in its configuration since."""
     known: Provenance | None = getattr(model, "posstats_provenance", None)
-    name = model.config.name_or_path or type(model).__name__
-    return known or Provenance(name, getattr(model.config, "_commit_hash", None) or "", None, ())
+    if known is None:
+        name = model.config.name_or_path or type(model).__name__
+        known = Provenance(name, getattr(model.config, "_commit_hash", None) or "", _own_config(model), ())
+    now = plain_config(model.config)
+    differ = sorted(key for key in known.config | now if known.config.get(key) != now.get(key))
+    return replace(known, changes=(*known.changes, f"changed {', '.join(differ)}")) if differ else known
+
+
+def _own_config(model: Any) -> dict[str, Any]:
+    """The configuration that lies beside a model's weights, so far as it is at hand; else the one it has."""
+    source = model.config.name_or_path
+    if source:
+        try:
+            found = transformers.AutoConfig.from_pretrained(source, local_files_only=True, trust_remote_code=False)
+        except (OSError, ValueError):
+            found = None
+        if type(found) is type(model.config):
+            return plain_config(found)
+    return plain_config(model.config)
 
 
 def embed(model: Any, ids: torch.Tensor) -> torch.Tensor:
@@ -316,7 +333,10 @@ def model_facts(model: Any, tokenizer: Any = None, *, length: int | None = None)
     facts: dict[str, Any] = {
         "model": provenance.name,
         "model_revision": provenance.revision,
-        "weights_sha256": provenance.digest or weights_digest(dict(model.state_dict())),
+        # Of the weights as they are: they may have been changed since they were loaded.
+        "weights_sha256": weights_digest(dict(model.state_dict())),
+        "config_sha256": config_digest(model.config),
+        "interventions": interventions(model),
         "architecture": type(model).__name__,
         "model_kind": ADAPTED if provenance.adapter else VARIANT if provenance.changes else TRAINED,
         "model_variant": ", ".join(provenance.changes),
