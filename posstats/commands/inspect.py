@@ -78,7 +78,7 @@ def _runs(values: list[str]) -> str:
     Examples
     --------
     >>> _runs(["none"] * 4), _runs(["8 tokens", "none", "8 tokens", "8 tokens"])
-    ('none in all 4 layers', '8 tokens in layers 0, 2-3; none in layers 1')
+    ('none in all 4 layers', '8 tokens in layers 0, 2-3; none in layer 1')
     """
     if len(set(values)) == 1:
         return f"{values[0]} in all {len(values)} layers"
@@ -90,7 +90,8 @@ def _runs(values: list[str]) -> str:
                 runs[-1] = [runs[-1][0], layer]
             else:
                 runs.append([layer])
-        parts.append(f"{value} in layers " + ", ".join("-".join(map(str, run)) for run in runs))
+        several = "s" * (sum(map(len, runs)) > 1)
+        parts.append(f"{value} in layer{several} " + ", ".join("-".join(map(str, run)) for run in runs))
     return "; ".join(parts)
 
 

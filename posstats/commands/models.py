@@ -96,7 +96,7 @@ def _facts(survey: "Survey", dtype: str) -> dict[str, object]:
         )
     rope = "; ".join(_rope(one) for one in survey.rope)
     if survey.without_rope:
-        rope += f"; none in {len(survey.without_rope)} layers: {', '.join(map(str, survey.without_rope))}"
+        rope += f"; none in {len(survey.without_rope)} of {survey.layers} layers: {', '.join(map(str, survey.without_rope))}"
     facts: dict[str, object] = {"variant": ", ".join(survey.variant)} if survey.variant else {}
     return facts | {
         "family": f"{survey.family} ({survey.architecture}), {tested}",
