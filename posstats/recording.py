@@ -178,7 +178,7 @@ def _tell_of_offsets(model: Any, length: int, offsets: tuple[int, ...]) -> None:
     beyond = [str(offset) for offset in offsets if offset >= keys and offset < length]
     if beyond:
         logger.warning(
-            "warning: the offsets %s can be recorded but not analysed: some query of the second half of %d tokens sees "
+            "warning: offsets %s can be recorded but not analysed: some query of the second half of %d tokens sees "
             "%d keys; choose offsets below %d (--offset, or offsets under [record])",
             ", ".join(beyond),
             length,

@@ -295,7 +295,7 @@ class TestDump:
         )
         assert code == 0
         assert err.splitlines() == [
-            "warning: the offsets 13, 20 can be recorded but not analysed: some query of the second half of 24 tokens "
+            "warning: offsets 13, 20 can be recorded but not analysed: some query of the second half of 24 tokens "
             "sees 12 keys; choose offsets below 12 (--offset, or offsets under [record])",
             f"warning: {tmp_path / 'd.h5'}: without the condition baseline nothing that compares with it can be "
             "computed, such as removal",
