@@ -90,10 +90,8 @@ def _facts(survey: "Survey", dtype: str) -> dict[str, object]:
         window += f" (layers: {among})" if among else " in every layer"
     least = "not counted: the way through experts depends on the input"
     if survey.operations:
-        least = (
-            f"{survey.operations / 1e12:.3g} TFLOP, {'' if survey.seconds < 1 else 'at least '}"
-            f"{time_text(survey.seconds)} at the speed of a matrix product here"
-        )
+        time = ("" if survey.seconds < 1 else "at least ") + time_text(survey.seconds)
+        least = f"{survey.operations / 1e12:.3g} TFLOP, {time} at the speed of a matrix product here"
     rope = "; ".join(_rope(one) for one in survey.rope)
     if survey.without_rope:
         rope += f"; none in {len(survey.without_rope)} of {survey.layers} layers: {', '.join(map(str, survey.without_rope))}"
