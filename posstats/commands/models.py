@@ -91,7 +91,8 @@ def _facts(survey: "Survey", dtype: str) -> dict[str, object]:
     least = "not counted: the way through experts depends on the input"
     if survey.operations:
         time = ("" if survey.seconds < 1 else "at least ") + time_text(survey.seconds)
-        least = f"{survey.operations / 1e12:.3g} TFLOP, {time} at the speed of a matrix product here"
+        speed = "at the speed of a matrix product here"
+        least = f"{survey.operations / 1e12:.3g} TFLOP, {time} {speed}"
     rope = "; ".join(_rope(one) for one in survey.rope)
     if survey.without_rope:
         rope += f"; none in {len(survey.without_rope)} of {survey.layers} layers: {', '.join(map(str, survey.without_rope))}"
