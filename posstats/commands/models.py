@@ -91,11 +91,11 @@ def _facts(survey: "Survey", dtype: str) -> dict[str, object]:
     least = "not counted: the way through experts depends on the input"
     if survey.operations:
         time = ("" if survey.seconds < 1 else "at least ") + time_text(survey.seconds)
-        speed = "at the speed of a matrix product here"
-        least = f"{survey.operations / 1e12:.3g} TFLOP, {time} {speed}"
+        least = f"{survey.operations / 1e12:.3g} TFLOP, {time} at the speed of a matrix product here"
     rope = "; ".join(_rope(one) for one in survey.rope)
     if survey.without_rope:
-        rope += f"; none in {len(survey.without_rope)} of {survey.layers} layers: {', '.join(map(str, survey.without_rope))}"
+        which = ", ".join(map(str, survey.without_rope))
+        rope += f"; none in {len(survey.without_rope)} of {survey.layers} layers: {which}"
     facts: dict[str, object] = {"variant": ", ".join(survey.variant)} if survey.variant else {}
     return facts | {
         "family": f"{survey.family} ({survey.architecture}), {tested}",
