@@ -80,3 +80,7 @@ def __getattr__(name: str) -> Any:
     if name in _DUMP_WING:
         return getattr(import_module(_DUMP_WING[name]), name)
     raise AttributeError(f"module 'posstats' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

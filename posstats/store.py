@@ -62,8 +62,8 @@ def open_dump(path: str | Path) -> xr.Dataset:
     Returns
     -------
     xarray.Dataset
-        Variables as dask arrays with one chunk per condition and layer (or depth). ``load()`` brings it into memory,
-        ``close()`` releases the file.
+        Variables as dask arrays with one chunk per condition and layer (or depth), small ones with one per condition.
+        ``load()`` brings it into memory, ``close()`` releases the file.
 
     Raises
     ------
