@@ -7,8 +7,11 @@ clock time: the same numbers give the same bytes.
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
+import re
+import shutil
 import zlib
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -30,6 +33,8 @@ CHUNK_BYTES = 2**21
 #: A variable whose share of one condition is no larger than this is stored as one chunk per condition.
 SMALL_BYTES = 2**18
 
+#: What a file may hold beside its values: descriptions, indices of chunks, frames of what does not compress.
+_OVERHEAD_BYTES = 2**20
 _SAMPLE_BYTES = 4096
 _WORTH_COMPRESSING = 0.9
 
@@ -45,10 +50,29 @@ def parts_folder(path: str | Path) -> Path:
     Returns
     -------
     Path
-        ``<path>.parts``.
+        ``<path>.parts``, beside the file where `path` is a symbolic link to one.
     """
-    path = Path(path)
+    path = followed(Path(path))
     return path.with_name(path.name + ".parts")
+
+
+def followed(path: Path) -> Path:
+    """The file to write: what a path names, or what it points to where it is a symbolic link.
+
+    Parameters
+    ----------
+    path : Path
+        A path.
+
+    Returns
+    -------
+    Path
+        `path`, or the end of its links.
+    """
+    try:
+        return Path(os.path.realpath(path)) if path.is_symlink() else path
+    except PermissionError:  # so will be whoever uses the path, and can say what for
+        return path
 
 
 def open_dump(path: str | Path) -> xr.Dataset:
@@ -185,7 +209,7 @@ def write_dump(dataset: xr.Dataset, path: str | Path, *, workers: int | None = N
     dataset : xarray.Dataset
         Variables and coordinates of the dump schema; ``schema_version``, units and long names are added.
     path : str or Path
-        Where to.
+        Where to; where it is a symbolic link, what it points to is written.
     workers : int, optional
         Threads that compress; by default one per available processor. The bytes do not depend on it.
 
@@ -197,7 +221,7 @@ def write_dump(dataset: xr.Dataset, path: str | Path, *, workers: int | None = N
     Raises
     ------
     DumpError
-        If the dataset does not follow the schema, or the file cannot be written.
+        If the dataset does not follow the schema, the file cannot be written, or the disk may be too small for it.
 
     Examples
     --------
@@ -209,17 +233,34 @@ def write_dump(dataset: xr.Dataset, path: str | Path, *, workers: int | None = N
     path = Path(path)
     dataset = dataset.assign_attrs(schema_version=SCHEMA_VERSION)
     check_schema(dataset)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    target = followed(path)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         try:
+            _check_space(dataset, temporary)
             _write_frame(dataset, temporary)
             _write_values(dataset, temporary, workers or available_processors())
-            replace_durably(temporary, path)
+            replace_durably(temporary, target)
         finally:
             temporary.unlink(missing_ok=True)
-    except OSError as error:
-        raise DumpError(f"cannot write {path}: {error.strerror or error}") from error
+    except (OSError, RuntimeError) as error:  # h5py raises RuntimeError where a flush or the closing of a file fails
+        raise DumpError(f"cannot write {path}: {_reason(error)}") from error
     return path
+
+
+def _check_space(dataset: xr.Dataset, path: Path) -> None:
+    """Refuse what may not fit: where HDF5 cannot write, it may take the process with it."""
+    needed, free = dataset.nbytes + _OVERHEAD_BYTES, shutil.disk_usage(path.parent).free
+    if needed > free:
+        raise OSError(errno.ENOSPC, f"up to {needed / 1e6:.1f} MB are needed, and {free / 1e6:.1f} MB are free")
+    with path.open("wb") as file:
+        file.truncate(needed)  # takes no space, and fails where files must not be that large
+
+
+def _reason(error: OSError | RuntimeError) -> str:
+    """What went wrong, out of the report of HDF5's internals where it is one."""
+    told = re.search(r"error message = '([^']+)'", str(error))
+    return told[1] if told else str(getattr(error, "strerror", None) or error)
 
 
 def replace_durably(temporary: Path, path: Path) -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from posstats.dumping.corpus import Crops, read_texts
+from posstats.dumping.labels import check_text, document_labels
 from posstats.errors import FewDocumentsWarning, InputError
 from posstats.vocabulary import DEFAULT_LENGTH, DEFAULT_SEQUENCES, MINIMUM_DOCUMENTS
 
@@ -37,7 +38,7 @@ class Sequences:
     ids : ndarray of int64, shape (sequence, query)
         Token ids, exactly as they will be fed.
     document : ndarray, shape (sequence,)
-        Label of the document of each sequence, the resampling unit of every interval: strings or integers.
+        Label of the document of each sequence, the resampling unit of every interval: all strings or all integers.
     source : str
         One line on where the sequences come from and what was left out.
     bos_id : int or None
@@ -53,7 +54,8 @@ class Sequences:
     Raises
     ------
     InputError
-        If the shapes disagree, an id is negative or no integer, or ``bos_id`` does not stand once at the start.
+        If the shapes disagree, an id is negative or no integer, ``bos_id`` does not stand once at the start, or labels
+        are neither strings nor integers, or a text is none that a dump can hold.
 
     Examples
     --------
@@ -71,22 +73,17 @@ class Sequences:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        ids, document = np.asarray(self.ids), np.asarray(self.document)
+        ids = np.asarray(self.ids)
         if ids.ndim != 2 or ids.size == 0 or not np.issubdtype(ids.dtype, np.integer) or ids.min() < 0:
             raise InputError("token ids must be a non-empty array of integers >= 0 with dims (sequence, query)")
-        if document.shape != (len(ids),):
-            raise InputError(
-                f"there must be one document label per sequence: {len(ids)} sequences, labels of shape {document.shape}"
-            )
+        document = document_labels(self.document, len(ids))
+        check_text("source", self.source)
+        check_text("bos_token", self.bos_token)
         if self.bos_id is not None:
             if not (ids[:, 0] == self.bos_id).all():
                 raise InputError(f"bos_id is {self.bos_id}, but not every sequence begins with that token")
             if ids.shape[1] > 1 and (ids[:, 1] == self.bos_id).all():
                 raise InputError(f"the BOS token {self.bos_id} stands twice at the start of every sequence")
-        if np.issubdtype(document.dtype, np.integer):
-            document = document.astype(np.int64)
-        elif document.dtype.kind != "U":
-            document = document.astype(str)
         for name, array in (("ids", ids), ("document", document), ("ordinary", np.asarray(self.ordinary))):
             object.__setattr__(self, name, array.astype(np.int64) if name != "document" else array)
 
@@ -387,4 +384,6 @@ def text_sequences(
             FewDocumentsWarning,
             stacklevel=2,
         )
-    return Sequences(ids, np.array(document), summary, bos_id, spelling, _ordinary_beside(tokenizer, bos_id), seed)
+    return Sequences(
+        ids, np.array(document, object), summary, bos_id, spelling, _ordinary_beside(tokenizer, bos_id), seed
+    )
