@@ -25,7 +25,7 @@ from posstats.labelled import decompose
 from posstats.ledger import claims
 from posstats.positions import position_tests
 from posstats.rehearsal import simulate
-from posstats.store import open_dump
+from posstats.store import open_dump, write_dump
 from posstats.trajectories import trajectory
 from posstats.trajectory_readers import readers
 
@@ -72,6 +72,7 @@ __all__ = [
     "sinks",
     "text_sequences",
     "trajectory",
+    "write_dump",
 ]
 
 
@@ -79,3 +80,7 @@ def __getattr__(name: str) -> Any:
     if name in _DUMP_WING:
         return getattr(import_module(_DUMP_WING[name]), name)
     raise AttributeError(f"module 'posstats' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

@@ -1,11 +1,15 @@
 """What the columns of tables mean; docs/columns.md says it at length."""
 
+from posstats.vocabulary import RESIDUAL, TERMS
+
 #: What every column of a table means, in the order of the columns.
 COLUMNS = {
     "model": "which model the claims are tested on",
     "dump": "which dump the numbers come from",
     "kind": "how the model came by its architecture: trained, adapted, or an inference-time variant",
     "claim": "claim of docs/method.md, section 9",
+    "field": "known effect of a synthetic field",
+    "expected": "term it belongs to",
     "condition": "intervention on the input",
     "layer": "layer, 0 is the first",
     "head": "query head",
@@ -41,8 +45,25 @@ COLUMNS = {
     "holds": "whether the largest is within the tolerance",
     "n_heads": "number of heads",
     "n_layers": "number of layers",
+    "n_excluded": "heads left out because their leakage is not significant",
+    "layer_sd": "standard deviation of layers, in the unit of the estimate",
+    "head_sd": "standard deviation of heads within a layer beyond their sampling error, in the unit of the estimate",
+    "converged": "whether the fit converged",
     "leakage": "absolute-position leakage of the same cell, in nats squared",
+    "leakage_low": "lower limit of its interval",
+    "leakage_high": "upper limit of its interval",
     "leakage_q": "q-value of that leakage; a share is withheld unless it is below 1 - level",
+    "residual_share": "share of the residual-stream component",
+    "residual_share_low": "lower limit of its interval",
+    "residual_share_high": "upper limit of its interval",
+    "linear_delta_r2": "R-squared that a straight line in absolute position adds to one in the offset",
+    "diagonal_fraction": "variance of the mean logits that is left without the mean of every diagonal, a fraction",
+    "diagonal_rms": "root mean square of what is left, in nats",
+    "sink_rate": "fraction of heads whose mean attention on position 0 exceeds the threshold",
+    "massive_activations": "massive entries of the residual stream at position 0",
+    "first_norm_ratio": "norm of the residual stream at position 0 over the median of the others",
+    **{f"share_{term}": f"share of leakage of the term {term}" for term in (*TERMS[1:], RESIDUAL)},
+    **{f"magnitude_{term}": f"early magnitude of the term {term}, in nats squared" for term in (*TERMS[1:], RESIDUAL)},
     "magnitude": "residual-stream magnitude under the condition, in nats squared",
     "baseline_magnitude": "residual-stream magnitude under the baseline, in nats squared",
     "baseline_q": "q-value of that magnitude; a removal is withheld unless it is below 1 - level",

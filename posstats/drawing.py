@@ -1,17 +1,22 @@
 """What figures have in common: axes, palette, captions, maps."""
 
+from typing import Any
+
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.transforms import ScaledTranslation
 from numpy.typing import NDArray
 
 from posstats.results import Result
 
-#: Okabe and Ito's palette, yellow left out (too faint for lines on white).
+#: Okabe and Ito's palette, told apart with any colour vision; yellow left out (too faint for lines on white).
 COLOURS = ("#000000", "#D55E00", "#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 #: Lines that are no data.
 GREY = "0.55"
+#: Inches from the x axis to a legend below it: tick labels and the label of the axis lie between.
+_BELOW = 0.48
 
 
 def axes_of(ax: Axes | None, size: tuple[float, float]) -> Axes:
@@ -24,12 +29,21 @@ def level_of(result: Result) -> float:
     return float(str(result.settings["level"]))
 
 
-def captioned(ax: Axes, result: Result, before: str = "") -> Axes:
-    """Name the intervals: their level and the resampling unit."""
-    documents = result.settings["n_documents"]
-    text = f"{before}bars: {100 * level_of(result):g}% intervals, resampling unit: document (G = {documents})"
-    ax.set_title(text, fontsize="small", loc="left")
+def captioned(ax: Axes, result: Result, before: str = "", *, drawn: str = "bars: {level} intervals") -> Axes:
+    """Name what is drawn of the inference, the intervals and their level, and the resampling unit."""
+    said = drawn.format(level=f"{100 * level_of(result):g}%")
+    unit, documents = result.settings.get("resampling_unit", "document"), result.settings["n_documents"]
+    ax.set_title(f"{before}{said}, resampling unit: {unit} (G = {documents})", fontsize="small", loc="left")
     return ax
+
+
+def legend_below(ax: Axes, **options: Any) -> None:
+    """A legend below the label of the x axis, that covers no point whatever the numbers and the size of the axes."""
+    ax.legend(
+        frameon=False, fontsize="small", loc="upper center", bbox_to_anchor=(0.5, 0.0), borderaxespad=0,
+        bbox_transform=ax.transAxes + ScaledTranslation(0, -_BELOW, ax.figure.dpi_scale_trans),
+        **{"ncols": 2, **options},
+    )  # fmt: skip
 
 
 def map_axes(ax: Axes | None, layers: NDArray[np.integer], heads: NDArray[np.integer]) -> Axes:

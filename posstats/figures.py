@@ -13,7 +13,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from posstats.drawing import COLOURS, GREY, MARKERS, axes_of, captioned, level_of, map_axes
+from posstats.drawing import COLOURS, GREY, MARKERS, axes_of, captioned, legend_below, level_of, map_axes
 from posstats.errors import InputError
 from posstats.results import MagnitudeResult, RemovalResult, Result, ShareResult
 from posstats.verdicts import CLAIMED_REMOVAL
@@ -91,8 +91,8 @@ def shares_by_layer(result: ShareResult, ax: Axes | None = None, *, terms: Seque
         ax.axhline(value, color=GREY, linewidth=0.8, linestyle=":", zorder=0)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.set_xlabel("layer")
-    ax.set_ylabel("share of leakage")
-    ax.legend(frameon=False)
+    ax.set_ylabel("share of leakage (fraction)")
+    legend_below(ax, ncols=3)
     return captioned(ax, result)
 
 
@@ -147,10 +147,10 @@ def head_map(result: ShareResult, ax: Axes | None = None, *, term: str = RESIDUA
     ):
         rows, columns = np.nonzero(chosen)
         ax.plot(columns, rows, marker, color="black", markersize=3.5, label=label)
-    ax.legend(frameon=False, ncols=2, loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2, fontsize="small")
+    legend_below(ax, ncols=1)
     bar = ax.figure.colorbar(image, ax=ax, extend="both" if (sizes > reach).any() else "neither")
-    bar.set_label(f"{term} share of leakage")
-    return ax
+    bar.set_label(f"{term.replace('_', ' ')} share (fraction)")
+    return captioned(ax, result, drawn="q over all heads")
 
 
 def magnitude_by_octave(
@@ -195,7 +195,8 @@ def magnitude_by_octave(
         ax.set_yscale("log")
     else:
         ax.axhline(0, color=GREY, linewidth=0.8, linestyle=":", zorder=0)
-    ax.set_ylabel(f"{term} magnitude (nats²)")
+    ax.set_ylabel(f"{term.replace('_', ' ')} magnitude (nats²)")
+    legend_below(ax)
     return captioned(ax, result)
 
 
@@ -233,19 +234,23 @@ def removal_by_octave(
     >>> import posstats as ps
     >>> ds = ps.simulate(n=30, length=64, conditions=["baseline", "bos=mean"], seed=0).dataset
     >>> removal_by_octave(ps.removal(ds, "bos=mean", n_resamples=99)).get_ylabel()
-    'residual magnitude removed (fraction)'
+    'magnitude removed (fraction)'
     """
     table = _pooled(result)
     ax = axes_of(ax, (6.4, 3.6))
     # The baseline's colour stays the baseline's in both figures by octave.
     _octave_lines(ax, table, conditions, first=1)
     ax.axhline(0, color=GREY, linewidth=0.8, linestyle=":", zorder=0)
+    withheld = [octave for octave in _octaves(table) if table.estimate[table.queries == octave].isna().all()]
+    if withheld:
+        at, bottom = [_octaves(table).index(octave) for octave in withheld], ax.get_xaxis_transform()
+        ax.plot(at, np.full(len(at), 0.02), "x", color=GREY, transform=bottom, label="withheld: nothing to remove")
     if reference is not None:
         ax.axhline(
             reference, color="black", linewidth=1, linestyle="--", label=f"{reference:.2f} (paper, early queries)"
         )
-        ax.legend(frameon=False, fontsize="small")
-    ax.set_ylabel("residual magnitude removed (fraction)")
+    legend_below(ax)
+    ax.set_ylabel("magnitude removed (fraction)")
     return captioned(ax, result)
 
 
@@ -321,8 +326,7 @@ def _octave_lines(ax: Axes, table: pd.DataFrame, conditions: Sequence[str] | Non
         )  # fmt: skip
     ax.set_xticks(np.arange(len(octaves)), labels=octaves)
     ax.set_xlim(-0.6, len(octaves) - 0.4)  # octaves whose numbers are all withheld keep their place
-    ax.set_xlabel("query position i (tokens), by octave")
-    ax.legend(frameon=False, fontsize="small")
+    ax.set_xlabel("query position i, by octave (tokens)")
 
 
 def _octaves(table: pd.DataFrame) -> list[str]:

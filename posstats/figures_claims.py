@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
-from posstats.drawing import GREY, axes_of, level_of
+from posstats.drawing import GREY, axes_of, captioned, level_of
 from posstats.errors import InputError
 from posstats.results_claims import ClaimsResult, ContrastResult
 from posstats.verdicts import CONTRADICTED, INCONCLUSIVE, NOT_TESTABLE, SUPPORTED
@@ -60,7 +60,8 @@ def verdict_grid(result: ClaimsResult, ax: Axes | None = None) -> Axes:
         handles=patches, ncols=len(patches), frameon=False, fontsize="small", loc="upper right", bbox_to_anchor=(1, 0)
     )
     ax.xaxis.tick_top()
-    return ax
+    runs = ", those of C6 over training runs too" if result.table.runs.max() > 1 else ""
+    return captioned(ax, result, drawn=f"verdicts from {{level}} intervals{runs}")
 
 
 def contrast_by_quantity(
@@ -119,6 +120,11 @@ def contrast_by_quantity(
     ax.set_ylim(len(labels) - 0.5, -0.5)
     units = unit.replace("^2", "²")
     ax.set_xlabel(f"{term} {quantity}" + (f" ({units})" if units != "1" else " (fraction)"))
-    unit_of = " and ".join(dict.fromkeys(str(result.settings["resampling_unit"]) for result in results))
-    ax.set_title(f"bars: {100 * level:g}% intervals, resampling unit: {unit_of}", fontsize="small", loc="left")
+    unit_of, documents = (
+        ", ".join(dict.fromkeys(str(result.settings[key]) for result in results))
+        for key in ("resampling_unit", "n_documents")
+    )
+    ax.set_title(
+        f"bars: {100 * level:g}% intervals, resampling unit: {unit_of} (G = {documents})", fontsize="small", loc="left"
+    )
     return ax

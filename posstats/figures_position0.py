@@ -6,7 +6,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from posstats.drawing import COLOURS, GREY, MARKERS, axes_of, captioned, level_of, map_axes
+from posstats.drawing import COLOURS, GREY, MARKERS, axes_of, captioned, legend_below, level_of, map_axes
 from posstats.errors import InputError
 from posstats.results_position0 import IdentificationResult, ReaderResult, SinkResult, TrajectoryResult
 from posstats.vocabulary import BASELINE
@@ -55,12 +55,12 @@ def attention_map(result: SinkResult, ax: Axes | None = None, *, condition: str 
     epsilon = float(str(result.settings["sink_epsilon"]))
     rows, columns = np.nonzero(reading.to_numpy(bool))
     ax.plot(columns, rows, ".", color="white", markeredgecolor="black", markeredgewidth=0.4, markersize=6)
-    level = level_of(result)
-    ax.set_title(
-        f"{condition}; dots: sink-reading, above {epsilon:g} with q < {1 - level:.2g}", fontsize="small", loc="left"
+    reading_is = (
+        f"{condition}: mean attention on position 0, i ≥ 16\n"
+        f"dots: sink-reading, above {epsilon:g} with q < {1 - level_of(result):.2g}\n"
     )
-    ax.figure.colorbar(image, ax=ax).set_label("mean attention on position 0, i ≥ 16")
-    return ax
+    ax.figure.colorbar(image, ax=ax).set_label("attention (fraction)")
+    return captioned(ax, result, reading_is, drawn="q over all heads")
 
 
 def distance_by_depth(result: TrajectoryResult, ax: Axes | None = None, *, condition: str = BASELINE) -> Axes:
@@ -122,9 +122,9 @@ def distance_by_depth(result: TrajectoryResult, ax: Axes | None = None, *, condi
     ax.set_yscale("log")
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.set_xlabel("depth (blocks passed)")
-    ax.set_ylabel("relative distance")
-    _legend_below(ax)
-    return captioned(ax, result, f"{condition}; ")
+    ax.set_ylabel("relative distance (fraction)")
+    legend_below(ax)
+    return captioned(ax, result, f"{condition}\n")
 
 
 def identification_by_layer(result: IdentificationResult, ax: Axes | None = None) -> Axes:
@@ -162,7 +162,7 @@ def identification_by_layer(result: IdentificationResult, ax: Axes | None = None
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.set_xlabel("layer")
     ax.set_ylabel("first token identified (fraction)")
-    _legend_below(ax)
+    legend_below(ax, ncols=1)
     return captioned(ax, result)
 
 
@@ -202,9 +202,9 @@ def displacement_by_depth(result: ReaderResult, ax: Axes | None = None) -> Axes:
     else:
         ax.axhline(0, color=GREY, linewidth=0.8, linestyle=":", zorder=0)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    ax.set_xlabel("depth from which on the trajectory is replaced")
+    ax.set_xlabel("depth of the replacement (blocks passed)")
     ax.set_ylabel("displacement of the residual (nats²)")
-    ax.legend(frameon=False, fontsize="small")
+    legend_below(ax)
     return captioned(ax, result)
 
 
@@ -250,10 +250,10 @@ def anchoring_by_position(result: SinkResult, ax: Axes | None = None) -> Axes:
         label="difference",
     )
     ax.axhline(0, color=GREY, linewidth=0.8, linestyle=":", zorder=0)
-    ax.set_xlabel("position P of the BOS token")
-    ax.set_ylabel("mean attention of sink-reading heads")
-    _legend_below(ax)
-    return captioned(ax, result)
+    ax.set_xlabel("position P of the BOS token (tokens)")
+    ax.set_ylabel("mean attention (fraction)")
+    legend_below(ax)
+    return captioned(ax, result, "sink-reading heads\n")
 
 
 def _rows(table: pd.DataFrame, *, condition: str) -> pd.DataFrame:
@@ -269,8 +269,3 @@ def _lines(ax: Axes, at: pd.Series, rows: pd.DataFrame, colour: str, marker: str
     ax.errorbar(
         at, rows.estimate, yerr=bars, color=colour, marker=marker, markersize=4, linewidth=1, capsize=2, label=label
     )
-
-
-def _legend_below(ax: Axes) -> None:
-    """A legend that covers no point, whatever the numbers."""
-    ax.legend(frameon=False, fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2)

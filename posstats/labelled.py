@@ -197,11 +197,16 @@ def few_documents(n_documents: int) -> tuple[str, ...]:
 
 
 def check_offsets_visible(terms: xr.Dataset) -> None:
-    """Raise DesignError where an offset reaches beyond the window of some layer."""
-    visible = terms.visible_keys
+    """Raise DesignError where an offset reaches beyond the window of some layer, or half of the sequence."""
+    visible, length = terms.visible_keys, terms.sizes["query"]
     narrowest = visible.isel(query=slice(visible.sizes["query"] // 2, None)).min("query")
     for layer, keys in zip(visible.layer.values.tolist(), narrowest.values.tolist(), strict=True):
         outside = [d for d in terms.offset.values.tolist() if d >= keys]
+        if outside and keys > length // 2:
+            raise DesignError(
+                f"Offsets {outside} are too large for sequences of {length} tokens, in the second half of which some "
+                f"query sees {keys} keys; choose offsets below {keys} with offsets=, or dump longer sequences."
+            )
         if outside:
             raise DesignError(
                 f"Offsets {outside} lie outside the window of layer {layer}, which shows {keys} keys; "

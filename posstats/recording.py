@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import chdir
@@ -12,13 +13,19 @@ from typing import TYPE_CHECKING, Any
 from posstats.cluster import connected
 from posstats.config import DumpConfig, ModelConfig, RecordConfig, RunConfig, SequencesConfig
 from posstats.errors import InputError
+from posstats.labelled import few_documents_note
 from posstats.progress import progress
 from posstats.side_by_side import side_by_side
 from posstats.store import parts_folder
+from posstats.vocabulary import BASELINE
 
 if TYPE_CHECKING:
     from posstats.dumping.cost import Cost
 
+logger = logging.getLogger(__name__)
+
+#: Largest error of a logit against float64 that was seen on a small random model, in nats: an observation, no bound.
+_LOGIT_ERRORS = {"bfloat16": 0.11, "float16": 0.017}
 #: A recorder is part of the model while it works: one at a time in a process, however many threads a worker has.
 _RECORDING = threading.Lock()
 
@@ -156,12 +163,14 @@ def _prepared(
 ) -> Iterator[tuple[Path, Any, Any, dict[str, Any]]]:
     """Of each dump its file, the model, which is loaded once, the sequences and the options of `posstats.dump`."""
     try:
-        from posstats.dumping.models import load_model
+        from posstats.dumping.models import load_model, max_length
+        from posstats.dumping.variants import check_length, check_window
     except ModuleNotFoundError as error:
         raise InputError(
             f"recording a dump needs {error.name}, which is not installed: install posstats[dump], or analyse dumps "
             "that are there already by naming them"
         ) from error
+    _check_memory(dumps, sequences, record)
     loaded, tokenizer = load_model(
         model.name,
         dtype=model.dtype,
@@ -172,6 +181,17 @@ def _prepared(
         sliding_window=model.sliding_window,
         adapter=model.adapter,
     )
+    check_length(sequences.length, max_length(loaded))
+    if model.sliding_window is not None:
+        check_window(loaded.config.get_text_config(), model.sliding_window, sequences.length)
+    if model.dtype in _LOGIT_ERRORS:
+        logger.info(
+            "%s rounds logits: on a small random model they were off by up to %g nats; float32 is the format to "
+            "measure in where the memory allows it",
+            model.dtype,
+            _LOGIT_ERRORS[model.dtype],
+        )
+    _tell_of_offsets(loaded, sequences.length, record.offsets)
     for path, entry in dumps.items():
         options = {
             "conditions": entry.conditions or record.conditions,
@@ -180,7 +200,52 @@ def _prepared(
             "batch_size": run.batch_size,
             "seed": record.seed,
         }
-        yield path, loaded, _sequences(entry, sequences, tokenizer), options
+        drawn = _sequences(entry, sequences, tokenizer)
+        for note in few_documents_note(drawn.documents):
+            logger.warning("warning: %s: %s", path, note)
+        if BASELINE not in options["conditions"]:
+            logger.warning(
+                "warning: %s: without the condition %s nothing that compares with it can be computed, such as removal",
+                path,
+                BASELINE,
+            )
+        yield path, loaded, drawn, options
+
+
+def _check_memory(dumps: Mapping[Path, DumpConfig], design: SequencesConfig, record: RecordConfig) -> None:
+    """Refuse more tokens than the memory holds, before any is drawn."""
+    import torch
+
+    from posstats.dumping.memory import available_memory
+
+    conditions = max((len(entry.conditions or record.conditions) for entry in dumps.values()), default=1)
+    # 8 bytes a token: as drawn, as fed under each condition, and once more while these are put together; and a label.
+    each = 8 * design.length * (2 + 2 * conditions) + 200
+    free = available_memory(torch.device("cpu"))
+    if design.n * each > free:
+        raise InputError(
+            f"the tokens of {design.n} sequences take about {design.n * each / 1e9:.1f} GB of memory and "
+            f"{free / 1e9:.1f} GB are free: record at most {free // each} sequences of {design.length} tokens at once, "
+            "and several dumps with a seed each"
+        )
+
+
+def _tell_of_offsets(model: Any, length: int, offsets: tuple[int, ...]) -> None:
+    """Warn of offsets that no analysis will take."""
+    from posstats.dumping.structure import attention_window
+    from posstats.dumping.variants import keys_of_late_queries
+
+    keys = keys_of_late_queries(model.config.get_text_config(), length, attention_window(model))
+    beyond = [str(offset) for offset in offsets if offset >= keys and offset < length]
+    if beyond:
+        logger.warning(
+            "warning: offsets %s can be recorded but not analysed: some query of the second half of %d tokens sees "
+            "%d keys; choose offsets below %d (--offset, or offsets under [record])",
+            ", ".join(beyond),
+            length,
+            keys,
+            keys,
+        )
 
 
 def _sequences(entry: DumpConfig, design: SequencesConfig, tokenizer: Any) -> Any:

@@ -125,7 +125,7 @@ def simulate(
     coordinates = {
         "condition": list(recorded.conditions),
         "sequence": np.arange(len(recorded.document)),
-        "document": [f"document-{code}" for code in recorded.document],
+        "document": [f"simulated {seed}-{code}" for code in recorded.document],
         "layer": np.arange(layers),
         "head": np.arange(heads),
         "query": np.arange(length),
@@ -146,6 +146,11 @@ def simulate(
             name: (COORDINATES[name][0], values, {"units": COORDINATES[name][1], "long_name": COORDINATES[name][2]})
             for name, values in coordinates.items()
         },
-        attrs={"schema_version": SCHEMA_VERSION, "model_id": "simulated", "seed": seed},
+        attrs={
+            "schema_version": SCHEMA_VERSION,
+            "model_id": "simulated",
+            "seed": seed,
+            "source": "posstats.simulate: synthetic, of known truth",
+        },
     )
     return Simulation(dataset, expected_terms(design))

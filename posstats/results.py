@@ -1,30 +1,23 @@
 """Result objects: one tidy table each, which feeds data frame, dataset, text and HTML, and checks its arithmetic."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from html import escape
 from typing import ClassVar
 
-import numpy as np
 import pandas as pd
 import xarray as xr
 
+from posstats.columns import COLUMNS
 from posstats.errors import NumericalError
+from posstats.views import View, unit_text, view_of
 from posstats.vocabulary import RESIDUAL, RESIDUAL_TERMS, TERMS
 
 #: Columns that say which estimate a row is.
 KEYS = ("condition", "contrast", "layer", "head", "queries", "term")
-
-
-def format_number(value: object) -> str:
-    """Format one table cell for people: three significant digits, small p-values included; empty where not a number.
-
-    Examples
-    --------
-    >>> [format_number(v) for v in (0.12345, 12345.678, 1e-12, float("nan"), 7, "mask")]
-    ['0.123', '1.23e+04', '1e-12', '', '7', 'mask']
-    """
-    if isinstance(value, float | np.floating):
-        return "" if np.isnan(value) else f"{value:.3g}"
-    return str(value)
+#: Columns in the unit of the result itself.
+IN_UNITS = ("estimate", "se", "low", "high")
+#: Rows that a view of a result shows.
+SHOWN = 40
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -47,7 +40,10 @@ class Result:
     notes: tuple[str, ...] = field(default=())
 
     title: ClassVar[str] = "Result"
+    #: Unit of estimates, errors and limits; empty where every row has its own, in the column `unit`.
     units: ClassVar[str] = ""
+    #: Column -> unit, of the columns that have another one.
+    column_units: ClassVar[dict[str, str]] = {}
 
     def __post_init__(self) -> None:
         self.check()
@@ -67,32 +63,53 @@ class Result:
         """Return a copy of the tidy table."""
         return self.table.copy()
 
+    @property
+    def all_units(self) -> dict[str, str]:
+        """Column -> unit, those of the estimates first."""
+        return dict.fromkeys(IN_UNITS, self.units) | self.column_units
+
     def to_dataset(self) -> xr.Dataset:
         """Return the table as a dataset: key columns become dimensions, the others variables with units."""
-        ds = self.table.set_index(self.keys).to_xarray()
-        for name in ("estimate", "se", "low", "high"):
-            ds[name].attrs["units"] = self.units
+        ds = self._as_arrays()
+        units = {name: unit or "see the variable unit" for name, unit in self.all_units.items()}
+        for name in map(str, ds.variables):
+            described = {"units": units.get(name), "long_name": COLUMNS.get(name)}
+            ds[name].attrs = {key: text for key, text in described.items() if text}
         ds.attrs = {key: str(value) for key, value in self.settings.items()} | {"title": self.title}
         return ds
 
-    def summary(self, rows: int = 40) -> str:
-        """Return the table as text, at most `rows` rows, with settings and notes."""
-        shown = self.table.head(rows).map(format_number)
-        lines = [f"{self.title} ({self.units})" if self.units else self.title, shown.to_string(index=False)]
-        if len(self.table) > rows:
-            lines.append(f"... {len(self.table) - rows} more rows in .table")
-        return "\n".join([*lines, self._settings_line(), *(f"note: {note}" for note in self.notes)])
+    def _as_arrays(self) -> xr.Dataset:
+        return self.table.set_index(self.keys).to_xarray()
 
-    def _settings_line(self) -> str:
-        return ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in self.settings.items())
+    def summary(self, rows: int = SHOWN) -> str:
+        """Return the table as text, at most `rows` rows, with settings and notes."""
+        return "\n".join([self._heading(), self._view(rows).text(), *self._below(rows)])
 
     def __repr__(self) -> str:
         return self.summary()
 
     def _repr_html_(self) -> str:
-        notes = "".join(f"<p><b>note:</b> {note}</p>" for note in self.notes)
-        body = self.table.head(200).map(format_number).to_html(index=False, border=0)
-        return f"<h4>{self.title} ({self.units})</h4>{body}<p>{self._settings_line()}</p>{notes}"
+        below = "".join(f"<p>{escape(line)}</p>" for line in self._below(SHOWN))
+        heading, table = escape(self._heading()), self._view(SHOWN).html()
+        return f'<div style="overflow-x:auto"><h4>{heading}</h4>{table}{below}</div>'
+
+    def _heading(self) -> str:
+        units = unit_text(self.units)
+        return f"{self.title} ({units})" if units else self.title
+
+    def _view(self, rows: int) -> View:
+        return view_of(self.table.head(rows), self.column_units)
+
+    def _below(self, rows: int) -> list[str]:
+        """What stands below the rows shown: how many are not, what they rest on, what to keep in mind."""
+        hidden = len(self.table) - rows
+        beside = [f".{one.name}" for one in fields(self) if one.name not in Result.__slots__]
+        return [
+            *([f"... {hidden} more rows in .table"] if hidden > 0 else []),
+            ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in self.settings.items()),
+            *([f"more in {' and '.join(beside)}"] if beside else []),
+            *(f"note: {note}" for note in self.notes),
+        ]
 
 
 def _wide(table: pd.DataFrame, column: str) -> pd.DataFrame:
@@ -129,6 +146,7 @@ class ShareResult(Result):
 
     title: ClassVar[str] = "Shares of absolute-position leakage"
     units: ClassVar[str] = "1"
+    column_units: ClassVar[dict[str, str]] = {"leakage": "nats^2"}
 
     def check(self) -> None:
         """Raise NumericalError unless the five shares sum to 1 and the residual to its three terms."""
@@ -161,6 +179,7 @@ class RemovalResult(Result):
 
     title: ClassVar[str] = "Removal of the residual-stream component"
     units: ClassVar[str] = "1"
+    column_units: ClassVar[dict[str, str]] = {"magnitude": "nats^2", "baseline_magnitude": "nats^2"}
 
     def check(self) -> None:
         """Raise NumericalError unless the estimate follows from the two magnitudes."""

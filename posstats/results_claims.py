@@ -16,7 +16,7 @@ _TOLERANCE = 1e-9
 
 @dataclass(frozen=True, slots=True, repr=False)
 class MixedResult(Result):
-    """Rows of different quantities: the unit of `estimate` is a column, `unit`."""
+    """Rows of different quantities: the unit of `estimate` is a column, `unit`. As a dataset, one dimension."""
 
     #: Columns that say which estimate a row is.
     key_columns: ClassVar[tuple[str, ...]] = ()
@@ -26,11 +26,9 @@ class MixedResult(Result):
         """Key columns of this table."""
         return list(self.key_columns)
 
-    def to_dataset(self) -> xr.Dataset:
-        """Return the table as a dataset with one dimension, `row`: few combinations of the keys exist."""
-        ds = xr.Dataset.from_dataframe(self.table.rename_axis("row"))
-        ds.attrs = {key: str(value) for key, value in self.settings.items()} | {"title": self.title}
-        return ds
+    def _as_arrays(self) -> xr.Dataset:
+        # Few combinations of the keys exist.
+        return xr.Dataset.from_dataframe(self.table.rename_axis("row"))
 
 
 @dataclass(frozen=True, slots=True, repr=False)

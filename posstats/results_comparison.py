@@ -5,7 +5,6 @@ from typing import ClassVar
 
 import numpy as np
 import pandas as pd
-import xarray as xr
 
 from posstats.errors import NumericalError
 from posstats.results import Result
@@ -57,18 +56,10 @@ class ModelSlopeResult(ModelLevelResult):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class WideResult(Result):
-    """Several metrics side by side: one row per case, one column per metric, instead of one `estimate` column."""
+    """Several metrics side by side: one row per case, one column per metric, instead of one `estimate` column.
 
-    #: Column -> unit.
-    column_units: ClassVar[dict[str, str]] = {}
-
-    def to_dataset(self) -> xr.Dataset:
-        """Return the table as a dataset: key columns become dimensions, the metrics variables with units."""
-        ds = self.table.set_index(self.keys).to_xarray()
-        for name, units in self.column_units.items():
-            ds[name].attrs["units"] = units
-        ds.attrs = {key: str(value) for key, value in self.settings.items()} | {"title": self.title}
-        return ds
+    `column_units` names every metric, with its unit.
+    """
 
     def check(self) -> None:
         """Raise NumericalError where a column that must exist is missing."""

@@ -5,7 +5,6 @@ from typing import ClassVar
 
 import numpy as np
 import pandas as pd
-import xarray as xr
 
 from posstats.errors import NumericalError
 from posstats.results import Result
@@ -140,20 +139,11 @@ class ReaderResult(Result):
     """
 
     title: ClassVar[str] = "Displacement of the residual terms by the trajectory of position 0"
-    #: Of the displacements; each row has its own in `unit`.
-    units: ClassVar[str] = ""
 
     @property
     def keys(self) -> list[str]:
         """Key columns of this table."""
         return ["condition", "quantity"]
-
-    def to_dataset(self) -> xr.Dataset:
-        """Return the table as a dataset: key columns become dimensions; units are in the variable `unit`."""
-        ds = Result.to_dataset(self)
-        for name in ("estimate", "se", "low", "high"):
-            ds[name].attrs["units"] = "see the variable unit"
-        return ds
 
     def check(self) -> None:
         """Raise NumericalError unless difference and ratio follow from the two displacements."""

@@ -7,9 +7,11 @@ clock time: the same numbers give the same bytes.
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
-import zlib
+import re
+import shutil
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import repeat
@@ -23,6 +25,7 @@ import xarray as xr
 from dask.base import tokenize
 from dask.local import get_sync
 
+from posstats.compression import shuffle_deflate
 from posstats.errors import DumpError
 from posstats.vocabulary import COORDINATES, SCHEMA_VERSION, VARIABLES
 
@@ -31,8 +34,8 @@ CHUNK_BYTES = 2**21
 #: A variable whose share of one condition is no larger than this is stored as one chunk per condition.
 SMALL_BYTES = 2**18
 
-_SAMPLE_BYTES = 4096
-_WORTH_COMPRESSING = 0.9
+#: What a file may hold beside its values: descriptions, indices of chunks, frames of what does not compress.
+_OVERHEAD_BYTES = 2**20
 
 
 def parts_folder(path: str | Path) -> Path:
@@ -46,10 +49,29 @@ def parts_folder(path: str | Path) -> Path:
     Returns
     -------
     Path
-        ``<path>.parts``.
+        ``<path>.parts``, beside the file where `path` is a symbolic link to one.
     """
-    path = Path(path)
+    path = followed(Path(path))
     return path.with_name(path.name + ".parts")
+
+
+def followed(path: Path) -> Path:
+    """The file to write: what a path names, or what it points to where it is a symbolic link.
+
+    Parameters
+    ----------
+    path : Path
+        A path.
+
+    Returns
+    -------
+    Path
+        `path`, or the end of its links.
+    """
+    try:
+        return Path(os.path.realpath(path)) if path.is_symlink() else path
+    except PermissionError:  # so will be whoever uses the path, and can say what for
+        return path
 
 
 def open_dump(path: str | Path) -> xr.Dataset:
@@ -63,13 +85,21 @@ def open_dump(path: str | Path) -> xr.Dataset:
     Returns
     -------
     xarray.Dataset
-        Variables as dask arrays with one chunk per condition and layer (or depth); of large layers, per some of their
-        heads. ``load()`` brings it into memory, ``close()`` releases the file.
+        Variables as dask arrays with one chunk per condition and layer (or depth), small ones with one per condition,
+        large layers with one per some of their heads. ``load()`` brings it into memory, ``close()`` releases the file.
 
     Raises
     ------
     DumpError
         If there is no such file, it is no posstats dump, it is damaged, unfinished, or from a newer posstats.
+
+    Examples
+    --------
+    >>> import posstats as ps
+    >>> path = ps.write_dump(ps.simulate(n=30, length=32, seed=0).dataset, "rehearsal.h5")
+    >>> with ps.open_dump(path) as ds:
+    ...     ds.sink_logit.attrs["units"], ds.sink_logit.sizes["sequence"]
+    ('nats', 30)
     """
     path = Path(path)
     if not path.is_file():
@@ -178,7 +208,7 @@ def write_dump(dataset: xr.Dataset, path: str | Path, *, workers: int | None = N
     dataset : xarray.Dataset
         Variables and coordinates of the dump schema; ``schema_version``, units and long names are added.
     path : str or Path
-        Where to.
+        Where to; where it is a symbolic link, what it points to is written.
     workers : int, optional
         Threads that compress; by default one per available processor. The bytes do not depend on it.
 
@@ -190,22 +220,46 @@ def write_dump(dataset: xr.Dataset, path: str | Path, *, workers: int | None = N
     Raises
     ------
     DumpError
-        If the dataset does not follow the schema, or the file cannot be written.
+        If the dataset does not follow the schema, the file cannot be written, or the disk may be too small for it.
+
+    Examples
+    --------
+    >>> import posstats as ps
+    >>> ds = ps.simulate(n=30, length=32, conditions=["baseline", "bos=mean"], seed=0).dataset
+    >>> write_dump(ds.sel(condition=["baseline"]), "baseline.h5").name
+    'baseline.h5'
     """
     path = Path(path)
     dataset = dataset.assign_attrs(schema_version=SCHEMA_VERSION)
     check_schema(dataset)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    target = followed(path)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         try:
+            _check_space(dataset, temporary)
             _write_frame(dataset, temporary)
             _write_values(dataset, temporary, workers or available_processors())
-            replace_durably(temporary, path)
+            replace_durably(temporary, target)
         finally:
             temporary.unlink(missing_ok=True)
-    except OSError as error:
-        raise DumpError(f"cannot write {path}: {error.strerror or error}") from error
+    except (OSError, RuntimeError) as error:  # h5py raises RuntimeError where a flush or the closing of a file fails
+        raise DumpError(f"cannot write {path}: {_reason(error)}") from error
     return path
+
+
+def _check_space(dataset: xr.Dataset, path: Path) -> None:
+    """Refuse what may not fit: where HDF5 cannot write, it may take the process with it."""
+    needed, free = dataset.nbytes + _OVERHEAD_BYTES, shutil.disk_usage(path.parent).free
+    if needed > free:
+        raise OSError(errno.ENOSPC, f"up to {needed / 1e6:.1f} MB are needed, and {free / 1e6:.1f} MB are free")
+    with path.open("wb") as file:
+        file.truncate(needed)  # takes no space, and fails where files must not be that large
+
+
+def _reason(error: OSError | RuntimeError) -> str:
+    """What went wrong, out of the report of HDF5's internals where it is one."""
+    told = re.search(r"error message = '([^']+)'", str(error))
+    return told[1] if told else str(getattr(error, "strerror", None) or error)
 
 
 def replace_durably(temporary: Path, path: Path) -> None:
@@ -320,29 +374,4 @@ def _compressed_chunk(variable: xr.DataArray, corner: tuple[int, ...], chunk: tu
         whole = np.zeros(chunk, dtype=block.dtype)
         whole[tuple(slice(size) for size in block.shape)] = block
         block = whole
-    return _shuffle_deflate(block)
-
-
-def _shuffle_deflate(block: np.ndarray) -> bytes:
-    """Byte shuffle and one zlib stream: what HDF5's shuffle and deflate filters undo.
-
-    Three of the four bytes of a measured float32 are noise that deflate only grinds on, at 30 MB/s. Whether a byte
-    plane compresses is tried on a sample; where it does not, it is stored as it is, inside the same valid stream. What
-    compresses does so by its skewed histogram and its runs, which zlib's run-length strategy finds twice as fast.
-    """
-    planes = np.ascontiguousarray(np.ascontiguousarray(block).reshape(-1, 1).view(np.uint8).T)
-    stream = [b"\x78\x01"]  # zlib header: deflate, 32 KiB window, fastest
-    for plane in planes:
-        middle = max(0, (len(plane) - _SAMPLE_BYTES) // 2)
-        sample = plane[middle : middle + _SAMPLE_BYTES]
-        pays = len(_deflate(sample, level=1)) < _WORTH_COMPRESSING * len(sample)
-        stream.append(_deflate(plane, level=1 if pays else 0))
-    stream.append(b"\x03\x00")  # an empty last block
-    stream.append(zlib.adler32(planes.data).to_bytes(4, "big"))
-    return b"".join(stream)
-
-
-def _deflate(data: np.ndarray, level: int) -> bytes:
-    """A run of deflate blocks, none the last, that ends on a byte boundary."""
-    compressor = zlib.compressobj(level, zlib.DEFLATED, -zlib.MAX_WBITS, 8, zlib.Z_RLE)
-    return compressor.compress(data.data) + compressor.flush(zlib.Z_SYNC_FLUSH)
+    return shuffle_deflate(block)

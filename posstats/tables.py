@@ -8,19 +8,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
 from posstats import results_position0 as position0
-from posstats.columns import COLUMNS
 from posstats.results import LeakageResult, MagnitudeResult, PositionResult, RemovalResult, Result, ShareResult
 from posstats.results_claims import ClaimsResult, ContrastResult
 from posstats.results_decoding import DecodingResult, DiscriminationResult
 from posstats.stats.resample import INTERVAL_METHODS
+from posstats.views import View, in_order, interval_cells, is_text, significant, unit_text
 
-_UNITS = {"leakage": "nats^2", "magnitude": "nats^2", "baseline_magnitude": "nats^2"}
-#: Columns that carry the unit of the result itself.
-_IN_RESULT_UNITS = ("estimate", "se", "low", "high")
 _FAMILIES = {
     LeakageResult: "all rows of the same condition and queries",
     ShareResult: "all rows of the same condition, queries and term",
@@ -91,7 +87,7 @@ def table_of(result: Result) -> Table:
     >>> table_of(result).notes[1]
     'Offsets 0, 1, 2, 4, 8 tokens. Logarithms are natural.'
     """
-    units = {name: result.units for name in _IN_RESULT_UNITS if result.units not in ("", "1")}
+    units = {name: unit for name, unit in result.all_units.items() if unit_text(unit) and name in result.table}
     settings = result.settings
     level = float(str(settings.get("level", 0.95)))
     if "interval" in settings:
@@ -110,33 +106,8 @@ def table_of(result: Result) -> Table:
         adjustment = _ADJUSTMENTS[str(settings["adjustment"])]
         notes.append(f"q: {adjustment} over {_FAMILIES[type(result)]}.")
     notes += [f"Note: {note}." for note in result.notes]
-    known = list(COLUMNS)
-    order = sorted(result.table.columns, key=lambda name: known.index(name) if name in known else len(known))
-    return Table(result.table[order], result.title, units | _UNITS, tuple(notes), level)
-
-
-def significant(value: object) -> str:
-    """Three significant digits, trailing zeros kept; powers of ten for the very small and large; "–" for NaN.
-
-    Examples
-    --------
-    >>> [significant(v) for v in (0.1, -12.345, 123.4, 0.0, 3.2e-9, 54321.0, float("nan"), 7, "mask")]
-    ['0.100', '-12.3', '123', '0', '3.20e-09', '5.43e+04', '–', '7', 'mask']
-    """
-    if isinstance(value, bool | np.bool_):
-        return "yes" if value else "no"
-    if not isinstance(value, float | np.floating):
-        return str(value)
-    if np.isnan(value):
-        return "–"
-    if value == 0:
-        return "0"
-    if np.isinf(value):
-        return f"{value:g}"
-    rounded = float(f"{value:.2e}")
-    if not 1e-3 <= abs(rounded) < 1e4:
-        return f"{rounded:.2e}"
-    return f"{rounded:.{max(0, 2 - int(np.floor(np.log10(abs(rounded)))))}f}"
+    order = in_order(result.table.columns.tolist())
+    return Table(result.table[order], result.title, units, tuple(notes), level)
 
 
 def to_csv(table: Table) -> str:
@@ -255,15 +226,7 @@ def to_text(table: Table) -> str:
     mask     0.500
     sink    -0.250
     """
-    header, cells, left = _formatted(table)
-    widths = [max(len(row[k]) for row in [header, *cells]) for k in range(len(header))]
-
-    def line(row: list[str]) -> str:
-        parts = zip(row, widths, left, strict=True)
-        return "  ".join(cell.ljust(width) if is_left else cell.rjust(width) for cell, width, is_left in parts).rstrip()
-
-    lines = [table.title, line(header), "-" * (sum(widths) + 2 * (len(widths) - 1)), *map(line, cells)]
-    return "\n".join([*lines, *table.notes])
+    return "\n".join([table.title, _formatted(table).text(), *table.notes])
 
 
 def write_table(table: Table | Result, folder: str | Path, name: str) -> list[Path]:
@@ -301,27 +264,22 @@ def _offsets(settings: Mapping[str, object]) -> tuple[int, ...]:
     return offsets if isinstance(offsets, tuple) else ()
 
 
-def _formatted(table: Table) -> tuple[list[str], list[list[str]], list[bool]]:
+def _formatted(table: Table) -> View:
     """Header, cells, and which columns are text; the limits of an interval share a column."""
     frame = table.frame
     header, columns, left = [], [], []
     for name in map(str, frame.columns):
         if name == "high" and "low" in frame:
             continue
-        unit = table.units.get(name, "").replace("^2", "²")
+        unit = unit_text(table.units.get(name, ""))
         if name == "low" and "high" in frame:
-            title = f"{_percent(table.level)} interval"
-            column = [
-                "–" if pd.isna(low) else f"[{significant(low)}, {significant(high)}]"
-                for low, high in zip(frame["low"], frame["high"], strict=True)
-            ]
+            title, column = f"{_percent(table.level)} interval", interval_cells(frame)
         else:
-            title = name.replace("_", " ")
-            column = [significant(value) for value in frame[name].tolist()]
+            title, column = name.replace("_", " "), [significant(value) for value in frame[name].tolist()]
         header.append(f"{title} ({unit})" if unit else title)
         columns.append([cell.replace("^2", "²") for cell in column] if name == "unit" else column)
-        left.append(any(isinstance(value, str) for value in frame[name]))
-    return header, [list(row) for row in zip(*columns, strict=True)], left
+        left.append(is_text(frame[name]))
+    return View(header, [list(row) for row in zip(*columns, strict=True)], left)
 
 
 def _markdown_row(cells: list[str]) -> str:

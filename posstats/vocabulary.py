@@ -77,7 +77,9 @@ _BLOCK = ("condition", "sequence", "layer", "head")
 
 #: The dump schema: variable name -> :class:`Variable`.
 VARIABLES = {
-    "token_id": Variable(("condition", "sequence", "query"), "1", "token id fed to the model"),
+    "token_id": Variable(
+        ("condition", "sequence", "query"), "1", "token id fed to the model; -1 stands for a fed vector"
+    ),
     "logit": Variable(
         (*_BLOCK, "query", "offset"),
         "nats",
@@ -103,7 +105,9 @@ VARIABLES = {
     ),
     "layer_rotary": Variable(("layer",), "1", "whether the layer applies rotary embeddings: 1 or 0", optional=True),
     "sink_output_fraction": Variable(
-        _BLOCK, "1", "share of the head's output norm that comes from position 0, mean over queries i >= 16"
+        _BLOCK,
+        "1",
+        "mean over queries i >= 16 of |A0 v0| / (|A0 v0| + |sum over j >= 1 of A v|), norms of a head's output",
     ),
     "sink_value_norm": Variable(_BLOCK, "value units", "norm of the value at position 0", optional=True),
     "value_norm": Variable(_BLOCK, "value units", "norm of the value, mean over keys j >= 1", optional=True),

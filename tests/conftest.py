@@ -16,6 +16,40 @@ def default_model():
     return ps.load_model(models_dir=Path(__file__).parents[1] / "data" / "models")
 
 
+@pytest.fixture(scope="session")
+def results():
+    """One result of every kind, with every key column it can have."""
+    import posstats as ps
+    from posstats.comparison import trap_table
+    from tests import position0
+
+    ds = ps.simulate(n=24, length=40, offsets=(0, 1, 2), conditions=["baseline", "bos=mean"], seed=0).dataset
+    deep = ps.simulate(n=24, length=40, offsets=(0, 1, 2), layers=3, heads=2, seed=0).dataset
+    first = position0.synthetic(n=24)
+    sinks, trajectory = ps.sinks(first, method="percentile", n_resamples=2), ps.trajectory(first, n_permutations=9)
+    by, quick = ["layer", "head"], {"n_resamples": 2}
+    return [
+        ps.leakage(ds, by=by, method="percentile", **quick),
+        ps.shares(ds, by=by, **quick),
+        ps.magnitude(ds, by=by, **quick),
+        ps.removal(ds, "bos=mean", by=by, **quick),
+        ps.position_tests(ds),
+        ps.decode(ds),
+        ps.discriminate(ds, 5, 20),
+        ps.model_level(deep, n_permutations=99),
+        ps.model_level(deep, measure="slope"),
+        ps.earlier_metrics(ds, **quick, n_permutations=99),
+        trap_table(n=24, length=32),
+        sinks,
+        sinks.contrasts,
+        trajectory,
+        trajectory.identification,
+        ps.readers(first, n_permutations=9),
+        ps.contrast(ds, ds, condition="bos=mean", n_permutations=9),
+        ps.claims(first, **quick, n_permutations=9),
+    ]
+
+
 @pytest.fixture
 def run(monkeypatch, capsys):
     """Run the command line: exit code, stdout, stderr."""

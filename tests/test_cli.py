@@ -6,8 +6,10 @@ import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import typer
+import xarray as xr
 
 import posstats as ps
 from posstats.cli import app, main
@@ -16,6 +18,7 @@ from posstats.store import parts_folder, write_dump
 from tests import tiny
 
 COMMANDS = ["models", "dump", "inspect", "analyze", "claims", "report", "simulate", "bench"]
+FEW = "only 6 documents: intervals are reliable from 24 documents on"
 ANALYSIS = """
 import posstats as ps
 from posstats.analysis import Findings, Quantity
@@ -171,6 +174,19 @@ class TestInspect:
         assert "a whole posstats dump" in out
         assert "25 of 32 tokens from 25 documents" in out
         assert "baseline" in out
+        assert "windows" not in out  # a simulated dump has none
+
+    def test_says_which_layers_have_windows_and_rotate(self, run, folder, tmp_path):
+        with ps.open_dump(folder / "simulated.h5") as dataset:
+            several = xr.concat([dataset] * 3, dim="layer", data_vars="minimal").assign(
+                layer_window=("layer", np.array([8, 0, 8])), layer_rotary=("layer", np.ones(3, dtype=np.int8))
+            )
+            write_dump(several.assign_coords(layer=[0, 1, 2]).compute(), tmp_path / "d.h5")
+        code, out, _ = run("inspect", tmp_path / "d.h5")
+        assert code == 0
+        assert re.search("^windows +8 tokens in layers 0, 2; none in layer 1$", out, re.MULTILINE)
+        assert re.search("^rotary +yes in all 3 layers$", out, re.MULTILINE)
+        assert json.loads(run("inspect", tmp_path / "d.h5", "--json")[1])["layer_window"] == [8, 0, 8]
 
     def test_json(self, run, folder):
         code, out, _ = run("inspect", folder / "simulated.h5", "--json")
@@ -219,7 +235,7 @@ class TestDump:
         assert "other settings" in mistake(self.dump(run, folder, path))
         assert path.stat().st_mtime_ns == before
         code, _, err = self.dump(run, folder, path, "--overwrite", "--quiet", "--no-bos")
-        assert (code, err) == (0, "")
+        assert (code, err) == (0, f"warning: {path}: {FEW}\n")
         with ps.open_dump(path) as dataset:
             assert dataset.condition.values.tolist() == ["baseline"]
             assert dataset.attrs["bos"] == "none"
@@ -244,7 +260,11 @@ class TestDump:
             (["-c", "bos=nil"], "there is no condition 'bos=nil'; the conditions are baseline"),
             (["-c", "baseline", "-c", "baseline"], "given twice"),
             (["-n", 4], "at least 5 are needed"),
-            (["-t", 500], "the model allows 128"),
+            (["-t", 500], "the model allows 1 to 128: positions beyond were never trained"),
+            (["-t", 500, "--ntk-factor", 3], "the model allows 1 to 384"),
+            (["--ntk-factor", 1], "ntk_factor must be above 1"),
+            (["--sliding-window", 16], "narrows nothing in sequences of 16 tokens: give 1 to 15"),
+            (["-n", 10**10], "sequences of 16 tokens at once"),
             (["-d", 16], "offset 16 is outside 0 .. 15"),
             (["--dtype", "int8"], "dtype must be one of float32"),
             (["--bos-token", "<none>"], "is not in the vocabulary"),
@@ -261,6 +281,26 @@ class TestDump:
         answer = self.dump(run, folder, tmp_path / "d.h5", *more)
         assert message in mistake(answer)
         assert not (tmp_path / "d.h5").exists()
+
+    def test_what_an_analysis_will_miss_is_said_before(self, run, folder, tmp_path):
+        small = ["dump", tmp_path / "d.h5", "--model", folder / "model", "-n", 24, "--dry-run"]
+        code, _, err = run(*small, "-t", 16)
+        assert (code, err) == (
+            0,
+            "of the default offsets, 16 are left out: sequences of 16 tokens are too short for them; --offset chooses "
+            "others\n",
+        )
+        code, _, err = run(
+            *small, "-t", 24, "-d", 4, "-d", 13, "-d", 20, "-c", "bos=mean", "--sliding-window", 12, "-q"
+        )
+        assert code == 0
+        assert err.splitlines() == [
+            "warning: offsets 13, 20 can be recorded but not analysed: some query of the second half of 24 tokens "
+            "sees 12 keys; choose offsets below 12 (--offset, or offsets under [record])",
+            f"warning: {tmp_path / 'd.h5'}: without the condition baseline nothing that compares with it can be "
+            "computed, such as removal",
+        ]
+        assert "up to 0.11 nats" in run(*small, "-t", 16, "--dtype", "bfloat16")[2]
 
     @pytest.mark.parametrize(
         ("name", "message"),

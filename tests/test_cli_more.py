@@ -13,6 +13,7 @@ from posstats.commands.shared import print_json
 from posstats.store import parts_folder
 from tests import tiny
 
+FEW = "only 6 documents: intervals are reliable from 24 documents on"
 SMALL = ["-n", 6, "-t", 16, "-d", 0, "-d", 1]
 
 
@@ -80,6 +81,31 @@ class TestModels:
         assert (code, out) == (2, "")
         assert message in err
 
+    def test_what_differs_between_layers(self, run, tmp_path):
+        tiny.build("llama4").save_pretrained(tmp_path)
+        tiny.tokenizer().save_pretrained(tmp_path)
+        out = run("models", tmp_path, "-t", 32)[1]
+        assert "chunks of 16 tokens, which see back to their own start (layers: " in out
+        assert "; none in 1 of 3 layers: 1\n" in out
+        assert "0.0 million" not in out
+        assert "at least less" not in out
+
+    def test_limits_of_a_variant(self, run, model):
+        facts = json.loads(run("models", model, "--ntk-factor", 4, "--sliding-window", 20, "-t", 500, "--json")[1])
+        assert facts["max_length"] == 4 * 128
+        assert facts["variant"] == ["ntk_factor=4", "sliding_window=20"]
+        assert "variant" in run("models", model, "--ntk-factor", 4)[1]
+        assert "narrows nothing in sequences of 20 tokens" in run("models", model, "--sliding-window", 20, "-t", 20)[2]
+
+    def test_truncated_weights(self, run, model, tmp_path):
+        for file in model.iterdir():
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+        weights = tmp_path / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:-1])
+        code, _, err = run("models", tmp_path)
+        assert code == 2
+        assert "model.safetensors is damaged or truncated" in err
+
     def test_mistakes(self, run, model, tmp_path):
         assert "allows 1 to 128" in run("models", model, "-t", 500)[2]
         assert "dtype must be one of" in run("models", model, "--dtype", "int8")[2]
@@ -101,8 +127,9 @@ class TestDryRun:
     def test_costs_nothing_and_is_about_right(self, run, model, tmp_path):
         path = tmp_path / "d.h5"
         code, out, err = self.dump(run, model, path, "-c", "baseline", "-c", "bos=mean", "--dry-run")
-        assert (code, err) == (0, "")
+        assert (code, err) == (0, f"warning: {path}: {FEW}\n")
         assert "would be recorded" in out
+        assert "beside about 0.5 GB for Python and torch" in out
         assert "12 of 12 sequences" in out
         assert list(tmp_path.iterdir()) == []
 
@@ -168,7 +195,8 @@ class TestDryRun:
         )
         before = sorted(tmp_path.iterdir())
         code, out, err = run("analyze", "--config", config, "--dry-run")
-        assert (code, err) == (0, "")
+        assert code == 0
+        assert err.endswith(f"-one.h5: {FEW}\n")
         assert "would be recorded" in out
         assert "1 of 1 questions would be computed" in out
         assert "nothing of one" in out

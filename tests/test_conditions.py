@@ -74,6 +74,11 @@ class TestParsing:
         with pytest.raises(InputError, match="at least one"):
             parse_conditions([])
 
+    def test_nothing_to_repeat(self):
+        only = Sequences(np.ones((6, 1), dtype=int), np.arange(6), "mine", bos_id=1)
+        with pytest.raises(InputError, match="repeats the token behind the BOS, and these sequences hold nothing"):
+            fed_tokens(parse_condition("repeat"), only)
+
 
 class TestTokens:
     def test_baseline_and_shift_feed_the_sequences(self, seqs):

@@ -5,16 +5,19 @@ import doctest
 import importlib
 import inspect
 import re
+import shlex
 from pathlib import Path
 
 import numpy as np
 import pytest
+import typer
 import xarray as xr
 
 import posstats as ps
-from posstats import comparison, decoders, labelled, positions, results_position0, tables
+from posstats import labelled, positions, results_position0, tables
 from posstats.cli import app
 from posstats.columns import COLUMNS
+from posstats.report.methods import citation
 from posstats.results import LeakageResult, MagnitudeResult, PositionResult, RemovalResult, Result, ShareResult
 from posstats.results_comparison import ModelLevelResult, ModelSlopeResult, WideResult
 from posstats.results_decoding import DecodingResult, DiscriminationResult
@@ -23,7 +26,6 @@ from posstats.stats.resample import DEFAULT_METHODS, INTERVAL_METHODS
 from posstats.stats.simulate import explicit_logits, record_logits
 from posstats.store import write_dump
 from posstats.vocabulary import CONDITIONS, LOG_ATTENTION, RESIDUAL, TERMS, VARIABLES
-from tests import position0
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "posstats"
@@ -105,44 +107,40 @@ def test_python_in_documents_runs_and_prints_what_they_show(name):
     assert runner.summarize(verbose=False).failed == 0, "".join(said)
 
 
-@pytest.mark.parametrize("name", [name for name in DOCUMENTS if blocks(name, *SHELLS)])
+def command_lines(name):
+    """Words of the command lines of a document, those in shell blocks and those between backticks."""
+    text = read(name)
+    lines = "\n".join(blocks(name, *SHELLS)).replace("\\\n", " ").splitlines()
+    lines += re.findall(r"`([^`\n]+)`", FENCE.sub("", text))
+    parts = (part.strip().removeprefix("$ ") for line in lines for part in re.split(r"&&|[|;&#]", line))
+    return [shlex.split(part) for part in parts if re.match(r"(posstats|make) ", part)]
+
+
+@pytest.mark.parametrize("name", [name for name in DOCUMENTS if command_lines(name)])
 def test_commands_in_documents_exist(name):
-    text = "\n".join(blocks(name, *SHELLS))
-    targets = set(re.findall(r"^([\w-]+):", read("Makefile"), re.MULTILINE))
-    named = {word for line in re.findall(r"\bmake ([^#|&;\n]*)", text) for word in line.split()}
-    assert {word for word in named if re.fullmatch(r"[a-z][\w-]*", word)} <= targets
-    commands = {command.name or command.callback.__name__ for command in app.registered_commands}
-    assert set(re.findall(r"^(?:\$ )?posstats ([a-z]+)", text, re.MULTILINE)) <= commands
+    makefile, main = read("Makefile"), typer.main.get_command(app)
+    targets = set(re.findall(r"^([\w-]+):", makefile, re.MULTILINE))
+    variables = set(re.findall(r"^(\w+) \?=|\$\(if \$\((\w+)\)", makefile, re.MULTILINE))
+    for program, *words in command_lines(name):
+        if program == "make":
+            chosen = {word.partition("=")[0] for word in words if "=" in word}
+            assert chosen <= set().union(*variables), words
+            assert {word for word in words if "=" not in word} <= targets, words
+            continue
+        command = main if words[0].startswith("-") else main.commands[words[0]]
+        options = {"-h", "--help"}.union(*(param.opts + param.secondary_opts for param in command.params))
+        assert {word.partition("=")[0] for word in words if word.startswith("-")} <= options, words
 
 
-@pytest.fixture(scope="module")
-def results():
-    """One result of every kind, with every key column it can have."""
-    ds = ps.simulate(n=24, length=40, offsets=(0, 1, 2), conditions=["baseline", "bos=mean"], seed=0).dataset
-    deep = ps.simulate(n=24, length=40, offsets=(0, 1, 2), layers=3, heads=2, seed=0).dataset
-    first = position0.synthetic(n=24)
-    sinks, trajectory = ps.sinks(first, method="percentile", n_resamples=2), ps.trajectory(first, n_permutations=9)
-    by, quick = ["layer", "head"], {"n_resamples": 2}
-    return [
-        ps.leakage(ds, by=by, method="percentile", **quick),
-        ps.shares(ds, by=by, **quick),
-        ps.magnitude(ds, by=by, **quick),
-        ps.removal(ds, "bos=mean", by=by, **quick),
-        ps.position_tests(ds),
-        decoders.decode(ds),
-        decoders.discriminate(ds, 5, 20),
-        ps.model_level(deep, n_permutations=99),
-        ps.model_level(deep, measure="slope"),
-        ps.earlier_metrics(ds, **quick, n_permutations=99),
-        comparison.trap_table(n=24, length=32),
-        sinks,
-        sinks.contrasts,
-        trajectory,
-        trajectory.identification,
-        ps.readers(first, n_permutations=9),
-        ps.contrast(ds, ds, condition="bos=mean", n_permutations=9),
-        ps.claims(first, **quick, n_permutations=9),
-    ]
+def test_what_to_cite_is_what_the_report_says():
+    assert citation(ps.__version__) in read("README.md")
+
+
+def test_the_index_leads_to_every_page():
+    linked = re.findall(r"\]\(([\w-]+\.md)\)", read("docs/README.md"))
+    pages = {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"}
+    assert set(linked) == pages
+    assert "docs/README.md" in read("README.md")
 
 
 def documented(name):
@@ -262,13 +260,14 @@ def test_every_public_name_is_documented():
 
 
 @pytest.mark.parametrize("name", ps.__all__)
-def test_every_public_object_has_a_numpydoc_docstring(name):
+def test_every_public_object_has_a_numpydoc_docstring_with_an_example(name):
     importlib.import_module("posstats.dumping.run")  # the names must stay what they are once the dump wing is there
     described = inspect.getdoc(getattr(ps, name)) or ""
     assert callable(getattr(ps, name))
     assert "Parameters\n---" in described
     if inspect.isfunction(getattr(ps, name)):
         assert "Returns\n---" in described
+    assert doctest.DocTestParser().get_examples(described)
 
 
 def floors():

@@ -1,4 +1,6 @@
 import json
+import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -52,6 +54,15 @@ def test_random_sequences():
     assert (without.bos, without.bos_id) == ("none", None)
     assert not (without.ids == 1).any()
     np.testing.assert_array_equal(without.ids[:, 1:], seqs.ids[:, 1:])
+
+
+@pytest.mark.parametrize("draw", [random_sequences, repeat_sequences])
+def test_documents_that_are_drawn_are_labelled_by_seed_and_sort_as_they_were_drawn(draw):
+    one, other = (draw(tokenizer(), n=12, length=9, seed=seed).document.tolist() for seed in (0, 1))
+    assert one == sorted(one)
+    assert len(set(one) | set(other)) == 24
+    # The same documents, with fewer of them or without BOS.
+    assert draw(tokenizer(), n=7, length=9, seed=0).document.tolist() == one[:7]
 
 
 def test_random_tokens_are_uniform_and_independent():
@@ -217,6 +228,57 @@ class TestSequences:
     def test_bad_ids(self, ids, document, bos_id, message):
         with pytest.raises(InputError, match=message):
             Sequences(ids, document, "mine", bos_id)
+
+    @pytest.mark.parametrize(
+        ("document", "kind"),
+        [
+            (["a", "b"], "U"),
+            (("ü", ""), "U"),
+            (np.array(["a", "b"], dtype=object), "U"),
+            (np.array([2, 1], dtype=object), "i"),
+            (np.array([2, 1], dtype=np.uint8), "i"),
+            (range(2), "i"),
+        ],
+    )
+    def test_labels_become_strings_or_integers(self, document, kind):
+        found = Sequences([[5, 6], [7, 8]], document, "mine").document
+        assert found.dtype.kind == kind
+        assert found.tolist() == list(document)
+
+    @pytest.mark.parametrize(
+        ("document", "message"),
+        [
+            (["caf\udce9", "b"], r"document 'caf\\udce9' contains what is no Unicode character, as the name of a file"),
+            (["a", "a\0"], r"document 'a\\x00' contains a null character"),
+            (["a", 1], "all strings or all integers, not 1 beside 'a'"),
+            ([1, "1"], "all strings or all integers, not '1' beside 1"),
+            (np.array([None, "a"], dtype=object), "all strings or all integers, not None$"),
+            ([1.0, 2.0], r"all strings or all integers, not 1\.0$"),
+            ([b"a", b"b"], "all strings or all integers, not b'a'$"),
+            ([(1, 2), "a"], "all strings or all integers, not \\(1, 2\\)$"),
+            ([2**70, 1], "fit into 64 bits; give strings"),
+        ],
+    )
+    def test_labels_that_a_dump_cannot_hold(self, document, message):
+        with pytest.raises(InputError, match=message):
+            Sequences([[5, 6], [7, 8]], document, "mine")
+
+    @pytest.mark.parametrize("text", ["caf\udce9", "a\0"])
+    def test_texts_that_a_dump_cannot_hold(self, text):
+        for name, options in (("source", {"source": text}), ("bos_token", {"source": "mine", "bos_token": text})):
+            with pytest.raises(InputError, match=f"{name} '.*' contains"):
+                Sequences([[5, 6], [7, 8]], ["a", "b"], **options)
+
+    def test_names_of_files_that_are_not_in_utf8(self, tmp_path):
+        for k in range(5):
+            Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9%d.txt" % k)).write_text(text(30, k))
+        with pytest.raises(InputError, match=r"document 'caf\\udce9\d\.txt' contains what is no Unicode character"):
+            text_sequences(tokenizer(), tmp_path, n=5, length=10)
+
+    def test_null_characters_at_the_end_of_labels_of_texts(self):
+        source = {"a": text(30), "a\0": text(30, 3), "b": text(30), "c": text(30), "d": text(30)}
+        with pytest.raises(InputError, match="contains a null character"):
+            text_sequences(tokenizer(), source, n=5, length=10)
 
 
 def test_tiny_tokenizer_fits_the_tiny_models():

@@ -5,7 +5,7 @@ import pytest
 import xarray as xr
 
 import posstats as ps
-from posstats.errors import FewDocumentsWarning, InputError
+from posstats.errors import DesignError, FewDocumentsWarning, InputError
 from tests import brute
 from tests.test_estimates import DOCUMENTS, OFFSETS, logits
 
@@ -65,3 +65,9 @@ def test_refusals(dump):
     with pytest.raises(InputError, match="reference per sequence"), pytest.warns(FewDocumentsWarning):
         ps.leakage(ps.decompose(dump, reference="sequence"))
     assert ps.decompose(dump, offsets=[1]).sizes["offset"] == 1
+
+
+def test_offsets_too_large_for_the_sequences_are_no_matter_of_a_window():
+    dump = ps.simulate(n=24, length=16, offsets=(0, 12)).dataset
+    with pytest.raises(DesignError, match=r"\[12\] are too large for sequences of 16 tokens, .* sees 9 keys"):
+        ps.leakage(dump)

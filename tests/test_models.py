@@ -11,8 +11,9 @@ import posstats
 from posstats.dumping import checkpoints
 from posstats.dumping.attention import Recorder
 from posstats.dumping.checkpoints import converted_gguf, default_gguf, weights_digest
-from posstats.dumping.models import embed, load_model, max_length, model_facts
-from posstats.dumping.structure import check_model, decoder_of, inverse_frequencies
+from posstats.dumping.models import embed, load_model, locate, max_length, model_facts
+from posstats.dumping.structure import check_model, decoder_of, inverse_frequencies, narrow_window
+from posstats.dumping.variants import check_window, keys_of_late_queries
 from posstats.errors import InputError, ModelError
 from tests import tiny
 
@@ -121,7 +122,10 @@ class TestRefusals:
             **{**tiny._COMMON, "layer_types": ["conv", "full_attention", "conv"], "intermediate_size": 64}
         )
         model = transformers.AutoModelForCausalLM.from_config(config).eval()
-        with Recorder(model, length=8, offsets=(0,)) as recorder, pytest.raises(ModelError, match="1 of them called"):
+        with (
+            Recorder(model, length=8, offsets=(0,)) as recorder,
+            pytest.raises(ModelError, match="called attention 0 times"),
+        ):
             recorder.record(embed(model, IDS[:, :8]), torch.arange(8)[None])
 
     def test_pickled_weights(self, folder, tmp_path):
@@ -129,7 +133,7 @@ class TestRefusals:
         model.config.save_pretrained(tmp_path)
         tiny.tokenizer().save_pretrained(tmp_path)
         torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
-        with pytest.raises(ModelError, match=r"cannot load .*safetensors"):
+        with pytest.raises(ModelError, match="holds no weights as safetensors"):
             load_model(tmp_path)
 
     def test_remote_code(self, tmp_path):
@@ -142,8 +146,26 @@ class TestRefusals:
 
     @pytest.mark.usefixtures("offline")
     def test_hub_out_of_reach(self):
-        with pytest.raises(ModelError, match=r"cannot load 'someone/some-model'.*allowed: 'smollm2-135m'"):
+        with pytest.raises(
+            ModelError, match=r"no folder 'someone/some-model' here, and as a hub id .*allowed: 'smollm2-135m'"
+        ):
             load_model("someone/some-model")
+        with pytest.raises(ModelError, match=r"no folder 'mistyped folder' here"):
+            load_model("mistyped folder")
+
+    def test_a_name_is_asked_for_once_and_what_the_cache_holds_is_used(self, folder, monkeypatch):
+        asked = []
+
+        def unreachable(_, name, **_options):
+            asked.append(name)
+            raise OSError("no such host")
+
+        monkeypatch.setattr("huggingface_hub.HfApi.model_info", unreachable)
+        with pytest.raises(ModelError, match=r"cannot be loaded: no such host \(allowed"):
+            locate("someone/some-model", None, folder)
+        monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *_, **__: "config.json")
+        assert locate("someone/some-model", None, folder)[1] == {"revision": "main", "local_files_only": True}
+        assert len(asked) == 2
 
     @pytest.mark.parametrize("name", ["./nowhere", "/nowhere/at/all", "a/b/c"])
     def test_folder_that_is_not_there(self, name):
@@ -155,7 +177,53 @@ class TestRefusals:
             (tmp_path / file.name).write_bytes(file.read_bytes())
         weights = tmp_path / "model.safetensors"
         weights.write_bytes(weights.read_bytes()[:1000])
-        with pytest.raises(ModelError, match="cannot load"):
+        with pytest.raises(ModelError, match=r"model\.safetensors is damaged or truncated: its 1000 bytes end before"):
+            load_model(tmp_path)
+        weights.write_bytes((folder / "model.safetensors").read_bytes()[:-8])
+        with pytest.raises(ModelError, match=r"model\.safetensors is damaged or truncated: it has \d+ bytes"):
+            load_model(tmp_path)
+        weights.write_bytes((8).to_bytes(8, "little") + b"no json.")
+        with pytest.raises(ModelError, match=r"model\.safetensors is damaged: its header"):
+            load_model(tmp_path)
+        index = {"weight_map": {"a": "model.safetensors", "b": "second.safetensors"}}
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+        with pytest.raises(ModelError, match=r"names second\.safetensors"):
+            load_model(tmp_path)
+
+    def test_broken_configuration(self, tmp_path):
+        with pytest.raises(ModelError, match=r"there is no config\.json"):
+            load_model(tmp_path)
+        for text in ('{"model_type": "llama",', "[]"):
+            (tmp_path / "config.json").write_text(text)
+            with pytest.raises(ModelError, match=r"config\.json is damaged"):
+                load_model(tmp_path)
+
+    def test_no_tokenizer(self, tmp_path):
+        tiny.build("llama").save_pretrained(tmp_path)
+        with pytest.raises(ModelError, match=r"holds no tokenizer: .* posstats\.Sequences"):
+            load_model(tmp_path)
+
+    def test_weights_that_are_no_numbers(self, tmp_path):
+        model = tiny.build("llama")
+        with torch.no_grad():
+            model.model.layers[1].mlp.up_proj.weight[3, 4] = 1e5
+        saved(model, tmp_path)
+        assert load_model(tmp_path, device="cpu")
+        with pytest.raises(ModelError, match=r"first in model\.layers\.1\.mlp\.up_proj\.weight: float16 ends at 65504"):
+            load_model(tmp_path, device="cpu", dtype="float16")
+        with torch.no_grad():
+            model.model.layers[1].mlp.up_proj.weight[3, 4] = torch.nan
+        saved(model, tmp_path)
+        with pytest.raises(ModelError, match=r"not finite, first in .*: the checkpoint is damaged"):
+            load_model(tmp_path, device="cpu")
+
+    def test_alibi_is_not_rotary(self, tmp_path):
+        import transformers
+
+        transformers.FalconConfig(vocab_size=97, hidden_size=48, num_hidden_layers=2, alibi=True).save_pretrained(
+            tmp_path
+        )
+        with pytest.raises(ModelError, match="has ALiBi position biases, not rotary"):
             load_model(tmp_path)
 
     def test_options(self, folder):
@@ -163,14 +231,22 @@ class TestRefusals:
             load_model(folder, dtype="int8")
         with pytest.raises(ModelError, match="device 'nowhere'"):
             load_model(folder, device="nowhere")
-        with pytest.raises(InputError, match="ntk_factor"):
-            load_model(folder, ntk_factor=0.5)
+        if not torch.cuda.is_available():
+            with pytest.raises(ModelError, match="there is no device 'cuda' here; there is cpu"):
+                load_model(folder, device="cuda")
+        for factor in (0.5, 1, float("nan")):
+            with pytest.raises(InputError, match="ntk_factor must be above 1"):
+                load_model(folder, ntk_factor=factor)
         with pytest.raises(InputError, match="sliding_window"):
             load_model(folder, sliding_window=0)
         with pytest.raises(InputError, match="rope_type 'spiral' in rope_parameters is not one of default, dynamic"):
             load_model(folder, rope_parameters={"rope_type": "spiral"})
         with pytest.raises(ModelError, match=r"rope_parameters do not fit the model: .*factor"):
             load_model(folder, rope_parameters={"rope_type": "linear"})
+        with pytest.raises(InputError, match=r"rope_parameters have no 'fctor'; there are .*factor"):
+            load_model(folder, rope_parameters={"rope_type": "linear", "fctor": 4})
+        with pytest.raises(InputError, match="rope_parameters change nothing"):
+            load_model(folder, rope_parameters={"rope_theta": 10000.0})
 
 
 class TestVariants:
@@ -192,6 +268,11 @@ class TestVariants:
             inverse_frequencies(model)[""], (10000.0 * 4 ** (6 / 4)) ** -(np.arange(3) / 3), rtol=1e-6
         )
 
+    def test_ntk_needs_more_than_one_frequency(self, tmp_path):
+        saved(tiny.build("gpt_neox", rotary_pct=0.2), tmp_path)
+        with pytest.raises(ModelError, match="only 2 channels of a head are rotated"):
+            load_model(tmp_path, ntk_factor=4)
+
     def test_ntk_is_for_plain_rope(self, tmp_path):
         with pytest.raises(ModelError, match="this model uses 'yarn'"):
             load_model(saved(tiny.build("llama-yarn"), tmp_path), ntk_factor=4)
@@ -201,6 +282,26 @@ class TestVariants:
         np.testing.assert_allclose(inverse_frequencies(model)[""], 10000.0 ** -(np.arange(6) / 6) / 4, rtol=1e-6)
         assert max_length(model) == 4 * 128
         assert model_facts(model)["model_variant"] == 'rope_parameters={"factor": 4.0, "rope_type": "linear"}'
+
+    @pytest.mark.parametrize(
+        ("parameters", "length"),
+        [
+            ({"rope_type": "dynamic", "factor": 2.0}, 256),
+            ({"rope_type": "yarn", "factor": 4.0}, 512),
+            ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}, 512),
+            ({"rope_type": "longrope", "factor": 4.0, "short_factor": [1.0] * 6, "long_factor": [2.0] * 6}, 512),
+            ({"rope_theta": 5e5}, 128),
+        ],
+    )
+    def test_how_long_inputs_may_be_then(self, folder, parameters, length):
+        assert max_length(load_model(folder, rope_parameters=parameters, device="cpu")[0]) == length
+
+    @pytest.mark.parametrize(
+        ("family", "length"),
+        [("llama", 128), ("llama-linear", 128), ("llama-dynamic", 32), ("llama-yarn", 128), ("llama-llama3", 256)],
+    )
+    def test_how_long_inputs_may_be_by_the_configuration(self, family, length):
+        assert max_length(tiny.build(family)) == length
 
     def test_rope_parameters_of_one_layer_type(self, tmp_path):
         saved(tiny.build("gemma3"), tmp_path)
@@ -216,6 +317,30 @@ class TestVariants:
         assert facts["inference_time_window"] == 5
         with Recorder(model, length=30, offsets=(0, 1)) as recorder:
             assert recorder.visible_keys.max() == 5
+
+    def test_a_window_that_narrows_no_layer(self, tmp_path):
+        saved(tiny.build("mistral"), tmp_path)
+        assert load_model(tmp_path, sliding_window=10, device="cpu")
+        for window in (11, 12):
+            with pytest.raises(InputError, match=r"narrows nothing in .* see at most 11 keys: give 1 to 10"):
+                load_model(tmp_path, sliding_window=window, device="cpu")
+        text = tiny.config("gemma2")
+        check_window(text, 12)  # a layer with all keys is narrowed
+        with pytest.raises(InputError, match="narrows nothing in sequences of 12 tokens: give 1 to 11"):
+            check_window(text, 12, 12)
+        with pytest.raises(InputError, match="at most 16 keys"):
+            check_window(tiny.config("llama4", layer_types=["chunked_attention"] * 3), 16, 30)
+
+    @pytest.mark.parametrize("family", ["llama", "mistral", "gemma2", "llama4", "qwen2", "smollm3"])
+    @pytest.mark.parametrize("window", [None, 5])
+    def test_late_queries_see_what_the_configuration_tells(self, family, window):
+        model = tiny.build(family)
+        if window is not None:
+            narrow_window(model, window)
+        with Recorder(model, length=30, offsets=(0,)) as recorder:
+            recorder.record(embed(model, IDS), torch.arange(30)[None])
+            visible = recorder.visible_keys
+        assert keys_of_late_queries(model.config, 30, window) == visible[:, 15:].min()
 
 
 class TestGGUF:
@@ -280,6 +405,10 @@ class TestGGUF:
         monkeypatch.setattr(checkpoints, "_read_gguf", read)
         assert converted_gguf(file, models_dir) == target
         assert [x.name for x in models_dir.iterdir()] == [target.name]
+
+
+def test_the_package_lists_its_public_names():
+    assert [name for name in dir(posstats) if not name.startswith("__")] == posstats.__all__
 
 
 def test_unreadable_gguf(tmp_path):

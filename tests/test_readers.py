@@ -185,7 +185,7 @@ class TestResult:
 
     def test_faces(self, result):
         assert dict(result.to_dataset().sizes) == {"condition": 2, "quantity": 4}
-        assert "nats^2" in result.summary()
+        assert "nats²" in result.summary()
 
 
 class TestConstructed:

@@ -1,4 +1,5 @@
 import errno
+import itertools
 import json
 import logging
 import os
@@ -12,12 +13,13 @@ import pytest
 import torch
 
 from posstats import store
-from posstats.dumping import memory, run
+from posstats.dumping import memory, work
 from posstats.dumping.attention import Recorder
 from posstats.dumping.conditions import apply, parse_condition
 from posstats.dumping.inputs import Sequences, random_sequences
+from posstats.dumping.locks import lock
 from posstats.dumping.memory import available_memory, is_out_of_memory, suggested_batch
-from posstats.dumping.pieces import Pieces, lock
+from posstats.dumping.pieces import Pieces
 from posstats.dumping.run import dump, is_current, join_dump
 from posstats.errors import DesignError, DumpError, InputError, NumericalError
 from posstats.store import open_dump, parts_folder
@@ -87,7 +89,7 @@ class TestContent:
             assert ds.condition.values.tolist() == list(OPTIONS["conditions"])
             assert ds.offset.values.tolist() == [0, 1, 4]
             assert ds.depth.values.tolist() == [0, 1, 2, 3]
-            assert ds.document.values.tolist() == list(range(N))
+            assert ds.document.values.tolist() == [f"random 2-{number:05d}" for number in range(N)]
             assert {k: ds.attrs[k] for k in ("bos", "bos_token", "bos_token_id", "seed", "sequences_seed")} == {
                 "bos": "in ids", "bos_token": "<bos>", "bos_token_id": 1, "seed": 0, "sequences_seed": 2,
             }  # fmt: skip
@@ -224,7 +226,8 @@ class TestResume:
                 go()
         assert not target.exists()
         assert len(pieces_in(target)) == call - 1
-        with pytest.raises(DumpError, match="is not finished: run the same dump again"):
+        assert parts_folder(target).exists() == (call > 1), "without a piece there is nothing to keep"
+        with pytest.raises(DumpError, match="is not finished: run the same dump again" if call > 1 else "there is no"):
             open_dump(target)
         assert go().read_bytes() == whole.read_bytes()
         assert not parts_folder(target).exists()
@@ -289,11 +292,133 @@ class TestResume:
             breaks_at(patch, Recorder, "record", 6, NumericalError("x"))
             with pytest.raises(NumericalError):
                 go()
-        with pytest.raises(DumpError, match=r"other settings \(seed, settings_sha256 differ\)"):
+        with pytest.raises(DumpError, match=r"other settings \(different: seed\): use those"):
             go(seed=1)
         assert len(pieces_in(target)) == 5
         with open_dump(go(seed=1, overwrite=True)) as ds:
             assert ds.attrs["seed"] == 1
+
+
+class TestPieces:
+    """What lies in the folder of an unfinished dump, and should not count."""
+
+    @pytest.fixture
+    def begun(self, go, monkeypatch):
+        """Five pieces of a dump."""
+
+        def begun(**changes):
+            with monkeypatch.context() as patch:
+                breaks_at(patch, Recorder, "record", 6, NumericalError("x"))
+                with pytest.raises(NumericalError):
+                    go(**changes)
+
+        return begun
+
+    @pytest.mark.parametrize("steps", [1, 2, 4])
+    @pytest.mark.parametrize("options", [{"overwrite": True}, {}])
+    def test_pieces_without_a_manifest_count_for_no_dump(self, begun, go, whole, target, monkeypatch, steps, options):
+        """Work with another seed is discarded; the process dies after the manifest and some more files are gone."""
+        begun(seed=1)
+        with monkeypatch.context() as patch:
+            breaks_at(patch, Path, "unlink", steps + 1, KeyboardInterrupt())
+            with pytest.raises(KeyboardInterrupt):
+                go(overwrite=True)
+        assert not (parts_folder(target) / "manifest.json").exists()
+        assert pieces_in(target)
+        assert go(**options).read_bytes() == whole.read_bytes()
+
+    def test_content_that_has_changed_is_recorded_anew(self, begun, go, whole, target, caplog):
+        begun()
+        piece = parts_folder(target) / pieces_in(target)[2]
+        content = bytearray(piece.read_bytes())
+        content[100] ^= 1
+        piece.write_bytes(content)
+        assert go().read_bytes() == whole.read_bytes()
+        assert [r.message for r in caplog.records if r.levelno == logging.WARNING] == [
+            f"{piece} is damaged or of another dump: it is removed, and what is missing recorded anew"
+        ]
+
+    @pytest.mark.parametrize(
+        "name",
+        ["007-000000-000002.piece", "000-000006-000020.piece", "000-000004-000004.piece", "0-6-8.piece", "mine.piece"],
+    )
+    def test_stray_pieces(self, begun, go, whole, target, name):
+        begun()
+        folder = parts_folder(target)
+        (folder / name).write_bytes((folder / "000-000000-000002.piece").read_bytes())
+        with pytest.raises(DumpError, match=rf"damaged or of another dump \({name}\): remove them and run the same"):
+            join_dump(target)
+        assert go().read_bytes() == whole.read_bytes()
+
+    def test_a_piece_counts_for_its_own_sequences_only(self, begun, go, whole, target):
+        begun()
+        folder = parts_folder(target)
+        shutil.copy(folder / "000-000000-000002.piece", folder / "001-000002-000004.piece")
+        assert go().read_bytes() == whole.read_bytes()
+
+    def test_join_names_what_it_refuses(self, go, model, whole, tmp_path):
+        """The shards of dumps of different sequences, put together."""
+        paths = [tmp_path / str(k) / "a.h5" for k in (1, 2)]
+        other = random_sequences(tiny.tokenizer(), n=N, length=T, seed=5)
+        go(paths[0], shard=(1, 2))
+        dump(model, other, paths[1], shard=(2, 2), **{**OPTIONS, "tokenizer": tiny.tokenizer()})
+        for piece in parts_folder(paths[1]).glob("*.piece"):
+            shutil.copy(piece, parts_folder(paths[0]))
+        names = r"000-000002-000004\.piece, .*, 001-000006-000008\.piece and 2 more"
+        with pytest.raises(DumpError, match=rf"are damaged or of another dump \({names}\): remove them"):
+            join_dump(paths[0])
+        assert not paths[0].exists()
+        assert go(paths[0]).read_bytes() == whole.read_bytes()
+
+    def test_join_reads_every_piece(self, go, target):
+        for k in (1, 2):
+            go(shard=(k, 3))
+        piece = parts_folder(target) / pieces_in(target)[0]
+        content = bytearray(piece.read_bytes())
+        content[0] ^= 1
+        piece.write_bytes(content)
+        # The last shard answers for its own pieces only, and for the file.
+        with pytest.raises(DumpError, match=rf"\({piece.name}\): remove them and run the same dump again"):
+            go(shard=(3, 3))
+        assert not target.exists()
+        go(shard=(1, 3))
+        assert target.exists()
+
+    @pytest.mark.parametrize("left", [None, b"", 700, "another"])
+    def test_frame(self, go, whole, target, left):
+        go(shard=(1, 2))
+        frame = parts_folder(target) / "frame.npz"
+        if left is None:
+            frame.unlink()
+        elif left == "another":
+            other = target.with_name("b.h5")
+            go(other, shard=(1, 2), seed=1)
+            shutil.copy(parts_folder(other) / "frame.npz", frame)
+        else:
+            frame.write_bytes(frame.read_bytes()[:left] if isinstance(left, int) else left)
+        assert go().read_bytes() == whole.read_bytes()
+
+    def test_frame_is_recorded_anew_where_nothing_else_is_missing(self, go, whole, tmp_path):
+        paths = [tmp_path / str(k) / "a.h5" for k in (1, 2)]
+        for k, path in enumerate(paths, start=1):
+            go(path, shard=(k, 2))
+        for piece in parts_folder(paths[1]).glob("*.piece"):
+            shutil.copy(piece, parts_folder(paths[0]))
+        (parts_folder(paths[0]) / "frame.npz").unlink()
+        with pytest.raises(DumpError, match=r"frame\.npz is missing, damaged or of another dump: run the same dump"):
+            join_dump(paths[0])
+        assert go(paths[0]).read_bytes() == whole.read_bytes()
+
+    @pytest.mark.parametrize("content", [b"", b"[]", b"\xff\xfe", b'{"attrs": {}, "sizes": {}}', None])
+    def test_damaged_manifest(self, begun, go, whole, target, content):
+        begun(seed=1)
+        file = parts_folder(target) / "manifest.json"
+        file.write_bytes(file.read_bytes().replace(b'"unit": 2', b'"unit": 0') if content is None else content)
+        with pytest.raises(DumpError, match=r"manifest\.json is damaged: dump again and overwrite, or remove"):
+            go()
+        assert pieces_in(target)
+        options = {"resume": False} if content else {"overwrite": True}
+        assert go(**options).read_bytes() == whole.read_bytes()
 
 
 class TestReuse:
@@ -308,12 +433,18 @@ class TestReuse:
         assert not parts_folder(target).exists()
 
     @pytest.mark.parametrize(
-        "change", [{"seed": 1}, {"offsets": (0, 1)}, {"conditions": ("baseline",)}, {"probes": (3,)}]
+        ("change", "told"),
+        [
+            ({"seed": 1}, "seed"),
+            ({"offsets": (0, 1)}, "tokens, documents, conditions, offsets or probes"),
+            ({"conditions": ("baseline",)}, "tokens, documents, conditions, offsets or probes"),
+            ({"probes": (3,), "seed": 2}, "seed"),
+        ],
     )
-    def test_changed_setting(self, go, target, change):
+    def test_changed_setting(self, go, target, change, told):
         go()
         before = target.read_bytes()
-        with pytest.raises(DumpError, match="recorded with other settings"):
+        with pytest.raises(DumpError, match=rf"recorded with other settings \(different: {told}\): choose"):
             go(**change)
         assert target.read_bytes() == before
         assert go(**change, overwrite=True).read_bytes() != before
@@ -344,10 +475,10 @@ class TestReuse:
 
     def test_is_current(self, whole, target):
         with open_dump(whole) as ds:
-            settings = ds.attrs["settings_sha256"]
-        assert is_current(whole, settings)
-        assert not is_current(whole, "other", overwrite=True)
-        assert not is_current(target, settings)
+            attrs = ds.attrs
+        assert is_current(whole, attrs)
+        assert not is_current(whole, attrs | {"settings_sha256": "other"}, overwrite=True)
+        assert not is_current(target, attrs)
 
 
 class TestDisk:
@@ -358,10 +489,13 @@ class TestDisk:
             full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             breaks_at(patch, Pieces, "write", call, full)
             breaks_at(patch, Recorder, "record", -1, None, calls=calls)
-            with pytest.raises(DumpError, match=r"a\.h5: No space left on device; finished batches stay"):
+            with pytest.raises(DumpError, match=r"a\.h5: No space left on device") as caught:
                 go()
-        assert len(calls) <= call + run._WAITING + 1, "the error has to stop the work at once"
+        assert len(calls) <= call + work._WAITING + 1, "the error has to stop the work at once"
         assert len(pieces_in(target)) >= call - 1
+        # What was under way beside the one that failed may have been finished.
+        assert ("finished batches stay in" in str(caught.value)) == (pieces_in(target) != [])
+        assert parts_folder(target).exists() == (pieces_in(target) != [])
         assert go().read_bytes() == whole.read_bytes()
 
     def test_real_file_size_limit(self, go, whole, target):
@@ -373,13 +507,12 @@ class TestDisk:
         handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (8192, hard))
         try:
-            with pytest.raises(DumpError, match="File too large"):
+            with pytest.raises(DumpError, match=r"File too large$"):
                 go()
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
             signal.signal(signal.SIGXFSZ, handler)
-        assert pieces_in(target) == []
-        assert not [file for file in parts_folder(target).iterdir() if file.name.startswith(".")]
+        assert not list(target.parent.iterdir())
         assert go().read_bytes() == whole.read_bytes()
 
     def test_full_disk_while_joining(self, go, whole, target, monkeypatch):
@@ -415,6 +548,46 @@ class TestDisk:
             if privileged:
                 os.seteuid(0)
 
+    def test_little_space_is_noticed_before_joining(self, go, whole, target, monkeypatch):
+        usage = shutil.disk_usage("/")
+        with monkeypatch.context() as patch:
+            free = itertools.chain([2**40], itertools.repeat(2**20))  # the disk fills while the dump is recorded
+            patch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=next(free)))
+            patch.setattr(store.h5netcdf, "File", None)
+            with pytest.raises(DumpError, match=r"could not be joined: .* 1\.0 MB are free; the pieces stay"):
+                go()
+            patch.setattr(Recorder, "record", None)
+            with pytest.raises(DumpError, match=r"could not be joined: .* 1\.0 MB are free; the pieces stay"):
+                go()
+        assert len(pieces_in(target)) == BATCHES
+        assert not target.exists()
+        assert go().read_bytes() == whole.read_bytes()
+
+    def test_folder_that_takes_no_files(self, go):
+        with pytest.raises(DumpError, match=r"cannot write /proc/x\.h5: No such file or directory$"):
+            go(Path("/proc/x.h5"))
+
+    @pytest.mark.parametrize("exists", [True, False])
+    def test_link_to_a_file_is_followed(self, go, whole, target, tmp_path, monkeypatch, exists):
+        real = tmp_path / "large disk" / "real.h5"
+        target.parent.mkdir()
+        target.symlink_to(real)
+        if exists:
+            real.parent.mkdir()
+            real.write_bytes(b"")
+        with monkeypatch.context() as patch:
+            breaks_at(patch, Recorder, "record", 4, NumericalError("x"))
+            with pytest.raises(NumericalError):
+                go(overwrite=True)
+        assert len(pieces_in(real)) == 3
+        if not exists:
+            with pytest.raises(DumpError, match="is not finished"):
+                open_dump(target)
+        assert go(overwrite=True) == target
+        assert target.is_symlink()
+        assert real.read_bytes() == whole.read_bytes()
+        assert [file.name for folder in (target, real) for file in folder.parent.iterdir()] == ["a.h5", "real.h5"]
+
     def test_target_below_a_file(self, go, tmp_path):
         (tmp_path / "file").write_text("")
         with pytest.raises(DumpError, match="cannot write"):
@@ -424,7 +597,7 @@ class TestDisk:
 class TestLocks:
     def test_second_process_is_told_who_holds_it(self, go, whole, target):
         code = (
-            "import sys, time; from pathlib import Path; from posstats.dumping.pieces import lock\n"
+            "import sys, time; from pathlib import Path; from posstats.dumping.locks import lock\n"
             "with lock(Path(sys.argv[1])): print('held', flush=True); time.sleep(600)"
         )
         file = parts_folder(target) / "dump.lock"
@@ -480,6 +653,28 @@ class TestShards:
         for k in range(1, 15):
             go(shard=(k, 14))
         assert target.read_bytes() == whole.read_bytes()
+
+    @pytest.mark.parametrize("n", [2, 3, 5])
+    def test_every_shard_gets_work(self, go, target, monkeypatch, n):
+        """The batch that the memory allows would hold all sequences."""
+        monkeypatch.setattr(work, "suggested_batch", lambda *_: 16)
+        recorded = [0]
+        for k in range(1, n):
+            go(shard=(k, n), batch_size=None)
+            recorded.append(len(pieces_in(target)))
+        shares = np.diff(recorded)
+        assert shares.min() > 0
+        assert shares.max() - shares.min() <= 1
+        assert not target.exists()
+        go(shard=(n, n), batch_size=None)
+        assert target.exists()
+
+    def test_a_finished_shard_speaks_for_itself(self, go, caplog):
+        with caplog.at_level(logging.INFO, "posstats"):
+            for _ in range(2):
+                go(shard=(1, 2))
+        assert "0 sequences are left to record by this shard, 1 of 2" in caplog.text
+        assert "this shard is done" in caplog.text
 
     def test_the_whole_dump_finishes_what_shards_left(self, go, whole):
         go(shard=(2, 3))

@@ -1,6 +1,8 @@
 import pickle
 import shutil
 import subprocess
+import sys
+from pathlib import Path
 
 import h5py
 import numpy as np
@@ -9,7 +11,7 @@ import xarray as xr
 
 from posstats import store
 from posstats.errors import DumpError
-from posstats.store import check_schema, open_dump, write_dump
+from posstats.store import check_schema, open_dump, parts_folder, write_dump
 from posstats.vocabulary import COORDINATES, SCHEMA_VERSION, VARIABLES
 
 SIZES = {
@@ -159,6 +161,64 @@ def test_a_failed_write_leaves_the_old_dump(path, monkeypatch):
         write_dump(example(seed=1), path)
     assert path.read_bytes() == before
     assert [p.name for p in path.parent.iterdir()] == ["example.h5"]
+
+
+def test_a_file_that_the_system_would_cut_off(path):
+    """A limit set at the operating system. In a process of its own, since HDF5 can crash when it meets it."""
+    before = path.read_bytes()
+    code = (
+        "import resource, sys; from posstats.errors import DumpError; from posstats.store import write_dump\n"
+        "from tests.test_store import example\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (2**14, resource.RLIM_INFINITY))\n"
+        "try: write_dump(example(seed=1), sys.argv[1])\n"
+        "except DumpError as error: print(error)\n"
+    )
+    command, root = [sys.executable, "-c", code, str(path)], Path(__file__).parents[1]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, f"cannot write {path}: File too large\n"), done.stderr
+    assert path.read_bytes() == before
+    assert [p.name for p in path.parent.iterdir()] == ["example.h5"]
+
+
+def test_the_errors_of_h5py_are_ours(path, monkeypatch):
+    """What it raises where closing a file fails is no OSError."""
+    before = path.read_bytes()
+    message = (
+        "Can't decrement id ref count (file write failed: time = Mon Nov 30 12:48:20 2026\n, filename = 'x', "
+        "file descriptor = 3, errno = 28, error message = 'No space left on device', buf = 0x55b36ea5bfe8)"
+    )
+
+    def fail(*_):
+        raise RuntimeError(message)
+
+    monkeypatch.setattr(store, "_put_oldest", fail)
+    with pytest.raises(DumpError, match=r"cannot write .*example\.h5: No space left on device$"):
+        write_dump(example(seed=1), path)
+    assert path.read_bytes() == before
+    assert [p.name for p in path.parent.iterdir()] == ["example.h5"]
+
+
+def test_too_little_space(path, monkeypatch):
+    before, usage = path.read_bytes(), shutil.disk_usage("/")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=2**20))
+    with pytest.raises(DumpError, match=r"example\.h5: up to 1\.\d MB are needed, and 1\.0 MB are free"):
+        write_dump(example(seed=1), path)
+    assert path.read_bytes() == before
+    assert [p.name for p in path.parent.iterdir()] == ["example.h5"]
+
+
+def test_links_are_followed(path, tmp_path):
+    link, real = tmp_path / "link.h5", tmp_path / "folder" / "real.h5"
+    real.parent.mkdir()
+    link.symlink_to("folder/real.h5")
+    assert write_dump(example(), link) == link
+    assert link.is_symlink()
+    assert real.read_bytes() == path.read_bytes()
+    assert parts_folder(link) == real.with_name("real.h5.parts")
+    link.unlink()
+    link.symlink_to("link.h5")
+    with pytest.raises(DumpError, match=r"cannot write .*link\.h5"):
+        write_dump(example(), link / "below.h5")
 
 
 def test_unwritable_folder(tmp_path):

@@ -47,12 +47,15 @@ def cost_text(path: Path, cost: Cost) -> str:
     """
     if cost.state == "recorded":
         return f"{path}: is there with these settings and would be reused ({size_text(cost.file_bytes)})"
+    time = ("" if cost.seconds < 1 else "about ") + time_text(cost.seconds)
     facts = {
         "to record": f"{cost.left} of {cost.sequences} sequences (each condition counted), {cost.batch} at once",
-        "time": f"about {time_text(cost.seconds)}, at the speed of the batch just tried",
+        "time": f"{time} at the speed of the batch just tried, beside starting Python and loading the model",
         "file": f"about {size_text(cost.file_bytes)}; {size_text(cost.value_bytes)} in memory",
-        "disk": f"{size_text(cost.disk_bytes)} while it is written, {size_text(cost.free_bytes)} are free",
-        "memory": f"at most about {size_text(cost.memory_bytes)}: the weights and one batch",
+        "disk": f"{size_text(cost.disk_bytes)} at most while it is written, the pieces and beside them the file; "
+        f"{size_text(cost.free_bytes)} are free",
+        "memory": f"at most about {size_text(cost.memory_bytes)} for the weights and one batch, beside about 0.5 GB "
+        "for Python and torch",
     }
     if cost.disk_bytes > cost.free_bytes:
         facts["disk"] += ": NOT ENOUGH, make room, or record fewer sequences, conditions or offsets"

@@ -1,5 +1,6 @@
 """``posstats dump``: record a model."""
 
+import logging
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +13,8 @@ from posstats.config import SOURCES, DumpConfig, ModelConfig, RecordConfig, RunC
 from posstats.errors import InputError
 from posstats.recording import estimate_dumps, record_dumps, record_shares
 from posstats.vocabulary import BASELINE, CONDITIONS, DEFAULT_LENGTH, DEFAULT_OFFSETS, DEFAULT_SEQUENCES
+
+logger = logging.getLogger(__name__)
 
 EPILOG = examples(
     "dump data/mine.h5 --model path/to/model -c baseline -c bos=mean",
@@ -33,10 +36,15 @@ def dump(
         str, typer.Option(help="float32, float64, bfloat16 or float16.", autocompletion=lambda: list(_DTYPES))
     ] = "float32",
     ntk_factor: Annotated[
-        float | None, typer.Option(help="Inference-time variant: NTK-aware scaling of plain RoPE by this factor.")
+        float | None,
+        typer.Option(
+            help="Inference-time variant: NTK-aware scaling of plain RoPE by this factor, above 1. Rescales every "
+            "rotary base of the model and allows sequences that many times longer."
+        ),
     ] = None,
     sliding_window: Annotated[
-        int | None, typer.Option(help="Inference-time variant: every query sees at most this many keys.")
+        int | None,
+        typer.Option(help="Inference-time variant: every query sees at most this many keys, fewer than without it."),
     ] = None,
     adapter: Annotated[
         str | None, typer.Option(help="Folder of a low-rank adapter; it brings its own architecture.")
@@ -66,7 +74,8 @@ def dump(
         typer.Option(
             "--condition",
             "-c",
-            help=f"Intervention on the input, repeatable: {', '.join(CONDITIONS)}.",
+            help="Intervention on the input, repeatable; those given replace the default, so name baseline too, which "
+            f"others are compared with: {', '.join(CONDITIONS)}.",
             show_default=BASELINE,
             autocompletion=lambda: list(CONDITIONS),
         ),
@@ -76,8 +85,8 @@ def dump(
         typer.Option(
             "--offset",
             "-d",
-            help="Distance from query to key at which logits are kept, repeatable.",
-            show_default=", ".join(map(str, DEFAULT_OFFSETS)),
+            help="Distance from query to key at which logits are kept, repeatable; those given replace the default.",
+            show_default=", ".join(map(str, DEFAULT_OFFSETS)) + ", up to half the length",
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the sequences and of what conditions draw.")] = 0,
@@ -120,14 +129,23 @@ def dump(
     if shards is not None and scheduler == "none":
         raise InputError("--shards goes with --scheduler; without one, give every process its own --shard K/N")
     share = None if shard is None else _shard(shard)
+    # Larger ones than half the length are of no use to an analysis: a user who wants them has to say so.
+    offsets = tuple(offset or (d for d in DEFAULT_OFFSETS if d <= length // 2))
     work = (
         {path: DumpConfig(source, text)},
         ModelConfig(model, revision, dtype, ntk_factor, sliding_window, adapter),
         SequencesConfig(n, length, bos, token, seed),
-        RecordConfig(tuple(condition or (BASELINE,)), tuple(offset or DEFAULT_OFFSETS), seed),
+        RecordConfig(tuple(condition or (BASELINE,)), offsets, seed),
         RunConfig(models=models, device=device, batch_size=batch_size),
     )
     with reporting(quiet):
+        if not offset and len(offsets) < len(DEFAULT_OFFSETS):
+            logger.info(
+                "of the default offsets, %s are left out: sequences of %d tokens are too short for them; --offset "
+                "chooses others",
+                ", ".join(str(d) for d in DEFAULT_OFFSETS if d not in offsets),
+                length,
+            )
         if not dry_run:
             with scheduler_at(scheduler) as address:
                 if address is None:

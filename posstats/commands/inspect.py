@@ -18,6 +18,8 @@ def inspect(
 ) -> None:
     """Say what is in a dump: model, conditions, dimensions, size, settings.
 
+    Long values are cut short; --json has everything in full.
+
     Ends with exit code 2 where the file is no whole dump; of an unfinished one it says how much is there.
     """
     if not path.exists() and parts_folder(path).is_dir():
@@ -32,6 +34,8 @@ def inspect(
             "documents": len(set(dataset.document.values.tolist())),
             "conditions": [str(name) for name in dataset.condition.values],
             "offsets": dataset.offset.values,
+            "layer_window": dataset.layer_window.values if "layer_window" in dataset else None,
+            "layer_rotary": dataset.layer_rotary.values if "layer_rotary" in dataset else None,
             "variables": {
                 str(name): {
                     "dims": list(one.dims),
@@ -49,7 +53,7 @@ def inspect(
     typer.echo(
         f"{path}: a whole posstats dump, {size_text(facts['bytes'])}, {size_text(facts['values_bytes'])} in memory"
     )
-    shown = {
+    shown: dict[str, object] = {
         "sequences": f"{sizes['sequence']} of {sizes['query']} tokens from {facts['documents']} documents",
         "model": f"{sizes['layer']} layers of {sizes['head']} heads",
         "conditions": ", ".join(facts["conditions"]),
@@ -57,11 +61,38 @@ def inspect(
         "dimensions": ", ".join(f"{name} {size}" for name, size in sizes.items()),
         "variables": ", ".join(facts["variables"]),
     }
+    if facts["layer_window"] is not None:
+        shown["windows"] = _runs([f"{size} tokens" if size else "none" for size in facts["layer_window"].tolist()])
+    if facts["layer_rotary"] is not None:
+        shown["rotary"] = _runs(["yes" if rotates else "no" for rotates in facts["layer_rotary"].tolist()])
     typer.echo(lines(shown))
-    typer.echo("attributes")
+    typer.echo("attributes (--json has them in full)")
     for name, value in facts["attributes"].items():
         text = str(value.tolist() if hasattr(value, "tolist") else value)
         typer.echo(f"  {name}: {text if len(text) <= 100 else text[:97] + '...'}")
+
+
+def _runs(values: list[str]) -> str:
+    """What each layer has, briefly: values with the layers that have them.
+
+    Examples
+    --------
+    >>> _runs(["none"] * 4), _runs(["8 tokens", "none", "8 tokens", "8 tokens"])
+    ('none in all 4 layers', '8 tokens in layers 0, 2-3; none in layer 1')
+    """
+    if len(set(values)) == 1:
+        return f"{values[0]} in all {len(values)} layers"
+    parts = []
+    for value in dict.fromkeys(values):
+        runs: list[list[int]] = []
+        for layer in (index for index, one in enumerate(values) if one == value):
+            if runs and runs[-1][-1] == layer - 1:
+                runs[-1] = [runs[-1][0], layer]
+            else:
+                runs.append([layer])
+        several = "s" * (sum(map(len, runs)) > 1)
+        parts.append(f"{value} in layer{several} " + ", ".join("-".join(map(str, run)) for run in runs))
+    return "; ".join(parts)
 
 
 def _unfinished(path: Path, as_json: bool) -> None:

@@ -33,6 +33,12 @@ def models(
     length: Annotated[int, typer.Option("--length", "-t", help="Tokens of the sequence that costs are of.")] = (
         DEFAULT_LENGTH
     ),
+    ntk_factor: Annotated[
+        float | None, typer.Option(help="Of the model with NTK-aware scaling by this factor, as in posstats dump.")
+    ] = None,
+    sliding_window: Annotated[
+        int | None, typer.Option(help="Of the model whose queries see at most this many keys, as in posstats dump.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """List the models that can be recorded, or say whether one can, and what a sequence of it costs.
@@ -53,7 +59,9 @@ def models(
         raise InputError(
             f"reading a model needs {error.name}, which is not installed: install posstats[dump]"
         ) from error
-    survey = survey_model(model, revision=revision, dtype=dtype, length=length)
+    survey = survey_model(
+        model, revision=revision, dtype=dtype, length=length, ntk_factor=ntk_factor, sliding_window=sliding_window
+    )
     if as_json:
         print_json(asdict(survey) | {"tested_family": survey.family in FAMILIES})
     else:
@@ -74,29 +82,38 @@ def _overview() -> str:
 
 def _facts(survey: "Survey", dtype: str) -> dict[str, object]:
     tested = "tested" if survey.family in FAMILIES else "not among the tested families"
-    window = "none"
-    if survey.window:
+    windows = [f"{survey.window} tokens"] * bool(survey.window)
+    windows += [f"chunks of {survey.chunk} tokens, which see back to their own start"] * bool(survey.chunk)
+    window = " and ".join(windows) or "none"
+    if windows:
         among = ", ".join(f"{count} {kind}" for kind, count in survey.layer_types.items())
-        window = f"{survey.window} tokens" + (f" (layers: {among})" if among else " in every layer")
+        window += f" (layers: {among})" if among else " in every layer"
     least = "not counted: the way through experts depends on the input"
     if survey.operations:
-        least = (
-            f"{survey.operations / 1e12:.3g} TFLOP, at least {time_text(survey.seconds)} at the speed of a matrix "
-            "product here"
-        )
-    return {
+        time = ("" if survey.seconds < 1 else "at least ") + time_text(survey.seconds)
+        least = f"{survey.operations / 1e12:.3g} TFLOP, {time} at the speed of a matrix product here"
+    rope = "; ".join(_rope(one) for one in survey.rope)
+    if survey.without_rope:
+        which = ", ".join(map(str, survey.without_rope))
+        rope += f"; none in {len(survey.without_rope)} of {survey.layers} layers: {which}"
+    facts: dict[str, object] = {"variant": ", ".join(survey.variant)} if survey.variant else {}
+    return facts | {
         "family": f"{survey.family} ({survey.architecture}), {tested}",
-        "weights": f"{survey.parameters / 1e6:.1f} million, {size_text(survey.weight_bytes)} in {dtype}",
+        "weights": f"{_count(survey.parameters)}, {size_text(survey.weight_bytes)} in {dtype}",
         "layers": f"{survey.layers} of {survey.heads} heads, {survey.key_value_heads} for keys and values",
         "width": f"{survey.hidden}, {survey.head_dim} in a head; {survey.vocabulary} tokens",
         "length": f"at most {survey.max_length} tokens" if survey.max_length else "no limit",
-        "rope": "; ".join(_rope(one) for one in survey.rope),
+        "rope": rope,
         "window": window,
         f"a sequence of {survey.length} tokens, per condition": "",
         "  on disk": f"{size_text(survey.record_bytes)} before compression",
-        "  memory": f"at most about {size_text(survey.memory_bytes)} beside the weights",
+        "  memory": f"at most about {size_text(survey.memory_bytes)} beside the weights and Python itself",
         "  time": f"{least}; posstats dump --dry-run measures it",
     }
+
+
+def _count(parameters: int) -> str:
+    return f"{parameters / 1e6:.1f} million" if parameters >= 1e6 else f"{parameters:,}"
 
 
 def _rope(parameters: dict[str, Any]) -> str:

@@ -20,12 +20,18 @@ from posstats.dumping.fused import fused_statistics, obstacle
 from posstats.dumping.masks import compact_mask, visible_start
 from posstats.dumping.record import ForwardRecord, Pass, Substitute
 from posstats.dumping.statistics import AttentionInputs, AttentionStatistics, blocked_statistics
-from posstats.dumping.structure import attention_window, decoder_of, layers_of, reset_dynamic_rope
+from posstats.dumping.structure import attention_window, check_attention, decoder_of, layers_of, reset_dynamic_rope
 from posstats.errors import InputError, ModelError
 
 logger = logging.getLogger(__name__)
 
 _NAME = "posstats"
+#: Keywords with which models call their attention and that say nothing beyond the mask for whole, unpadded sequences.
+_IGNORED = frozenset(
+    ("dropout", "sliding_window", "is_causal", "position_ids", "cache_position", "use_cache", "return_dict",
+     "output_attentions", "output_hidden_states", "output_router_logits", "num_items_in_batch", "logits_to_keep",
+     "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "deterministic")
+)  # fmt: skip
 PATHS = ("auto", "fused", "blocked")
 
 
@@ -82,10 +88,13 @@ class Recorder:
         self._restore: ExitStack | None = None
 
     def __enter__(self) -> "Recorder":
+        own = self.model.config._attn_implementation
+        if own == _NAME:
+            raise ModelError("this model is being recorded already: record it in one place and thread at a time")
+        check_attention(self.model)
         AttentionInterface.register(_NAME, _attention)
         AttentionMaskInterface.register(_NAME, _mask)
         with ExitStack() as stack:
-            own = self.model.config._attn_implementation
             stack.callback(self.model.set_attn_implementation, own)
             stack.callback(self.model.train, self.model.training)
             self.model.set_attn_implementation(_NAME)
@@ -208,11 +217,14 @@ class Recorder:
             _ACTIVE.reset(token)
             self._pass = None
         if current.layer != len(self._layers):
-            raise ModelError(
-                f"{type(self.model).__name__} has {len(self._layers)} layers but {current.layer} of them called their "
-                "attention through transformers' attention interface: hybrid or shared layers cannot be recorded"
-            )
+            raise self._uneven(len(self._layers), current.layer)
         return current
+
+    def _uneven(self, blocks: int, calls: int) -> ModelError:
+        return ModelError(
+            f"the first {blocks} blocks of {type(self.model).__name__} called attention {calls} times through "
+            "transformers' attention interface, not once each: hybrid or shared layers cannot be recorded"
+        )
 
     def _observe(self) -> None:
         """Have the masks and constants at hand also before the first recording."""
@@ -239,8 +251,11 @@ class Recorder:
 
     def _leaves(self, depth: int) -> Any:
         def hook(_module: torch.nn.Module, _args: tuple[Any, ...], output: Any) -> None:
-            if self._pass is not None:
-                self._pass.keep_residual(depth, output[0] if isinstance(output, tuple) else output)
+            if self._pass is None:
+                return
+            if self._pass.layer != depth:
+                raise self._uneven(depth, self._pass.layer)
+            self._pass.keep_residual(depth, output[0] if isinstance(output, tuple) else output)
 
         return hook
 
@@ -310,13 +325,16 @@ def _attention(
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
     position_bias: torch.Tensor | None = None,
-    **_: Any,
+    **others: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attention function in transformers' calling convention; returns (batch, query, head, channel) and no weights."""
     recorder = _recorder()
     layer = recorder._pass.layer if recorder._pass is not None else -1
     if position_bias is not None:
         raise ModelError(f"layer {layer} adds a position bias to its logits: not rotary attention")
+    unknown = sorted(name for name, given in others.items() if given is not None and name not in _IGNORED)
+    if unknown:  # such as the chosen keys of sparse attention, which the mask does not show
+        raise ModelError(f"layer {layer} hands {', '.join(unknown)} to its attention, which cannot be recorded exactly")
     if query.shape[2] != key.shape[2]:
         raise ModelError(
             f"layer {layer} has {query.shape[2]} queries but {key.shape[2]} keys: not plain self-attention"

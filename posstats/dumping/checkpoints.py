@@ -156,9 +156,3 @@ def _no_bar_off_a_terminal() -> Iterator[None]:
         yield
     finally:
         converter.tqdm = bar
-
-
-def recorded_digest(folder: Path) -> str | None:
-    """Digest of the float32 weights of a converted model, None for any other folder."""
-    record = folder / _RECORD
-    return json.loads(record.read_text(encoding="utf-8"))["weights_sha256"] if record.is_file() else None

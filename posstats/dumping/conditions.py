@@ -158,6 +158,8 @@ def fed_tokens(condition: Condition, sequences: Sequences, *, seed: int = 0) -> 
     if condition.kind in ("baseline", "shift", "trajectory"):
         return ids
     if condition.kind == "repeat":
+        if sequences.bos_id is not None and sequences.length == 1:
+            raise InputError("repeat repeats the token behind the BOS, and these sequences hold nothing but their BOS")
         ids[:] = ids[:, [0 if sequences.bos_id is None else 1]]
         return ids
     if sequences.bos_id is None:

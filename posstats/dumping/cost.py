@@ -12,8 +12,9 @@ from typing import Any
 from posstats.dumping.inputs import Sequences
 from posstats.dumping.memory import sequence_memory
 from posstats.dumping.pieces import Pieces
-from posstats.dumping.plan import Plan, make_plan
-from posstats.dumping.run import Work, check_options, is_current, join, new_manifest
+from posstats.dumping.plan import Plan, check_options, make_plan
+from posstats.dumping.run import is_current, unfinished
+from posstats.dumping.work import Work, join, new_manifest
 from posstats.store import parts_folder
 from posstats.vocabulary import DEFAULT_OFFSETS
 
@@ -95,11 +96,13 @@ def estimate_cost(
     plan = make_plan(
         model, sequences, conditions=conditions, offsets=offsets, probes=probes, tokenizer=tokenizer, seed=seed
     )
-    manifest, everything = new_manifest(model, plan, batch_size), plan.sizes["condition"] * plan.sizes["sequence"]
+    share = shard or (1, 1)
+    manifest = new_manifest(model, plan, batch_size, share[1])
+    everything = plan.sizes["condition"] * plan.sizes["sequence"]
     value_bytes = everything * manifest.sequence_bytes
     weights = sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())
     pieces = Pieces(parts_folder(path))
-    found = pieces.manifest()
+    found = unfinished(pieces, discard=overwrite)
     begun = found is not None and not (overwrite and found.attrs != plan.attrs)
     if begun:
         manifest = pieces.agree(manifest)
@@ -108,11 +111,11 @@ def estimate_cost(
     )
     existing = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.is_dir())
     free = shutil.disk_usage(existing).free
-    if is_current(path, plan.attrs["settings_sha256"], overwrite=overwrite):
+    if is_current(path, plan.attrs, overwrite=overwrite):
         size = path.stat().st_size
         return Cost("recorded", everything, 0, manifest.batch, value_bytes, size, 0, free, memory, 0.0)
     with tempfile.TemporaryDirectory(prefix="posstats-") as empty:
-        spans = (pieces if begun else Pieces(Path(empty))).missing(manifest, shard or (1, 1))
+        spans = (pieces if begun else Pieces(Path(empty))).missing(manifest, share)
     left = sum(span.stop - span.start for span in spans)
     recording, writing, compression = _rehearse(model, sequences, plan, manifest.batch)
     return Cost(

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from posstats.dumping.corpus import Crops, read_texts
+from posstats.dumping.labels import check_text, document_labels
 from posstats.errors import FewDocumentsWarning, InputError
 from posstats.vocabulary import DEFAULT_LENGTH, DEFAULT_SEQUENCES, MINIMUM_DOCUMENTS
 
@@ -37,7 +38,7 @@ class Sequences:
     ids : ndarray of int64, shape (sequence, query)
         Token ids, exactly as they will be fed.
     document : ndarray, shape (sequence,)
-        Label of the document of each sequence, the resampling unit of every interval: strings or integers.
+        Label of the document of each sequence, the resampling unit of every interval: all strings or all integers.
     source : str
         One line on where the sequences come from and what was left out.
     bos_id : int or None
@@ -53,7 +54,8 @@ class Sequences:
     Raises
     ------
     InputError
-        If the shapes disagree, an id is negative or no integer, or ``bos_id`` does not stand once at the start.
+        If the shapes disagree, an id is negative or no integer, ``bos_id`` does not stand once at the start, or labels
+        are neither strings nor integers, or a text is none that a dump can hold.
 
     Examples
     --------
@@ -71,22 +73,17 @@ class Sequences:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        ids, document = np.asarray(self.ids), np.asarray(self.document)
+        ids = np.asarray(self.ids)
         if ids.ndim != 2 or ids.size == 0 or not np.issubdtype(ids.dtype, np.integer) or ids.min() < 0:
             raise InputError("token ids must be a non-empty array of integers >= 0 with dims (sequence, query)")
-        if document.shape != (len(ids),):
-            raise InputError(
-                f"there must be one document label per sequence: {len(ids)} sequences, labels of shape {document.shape}"
-            )
+        document = document_labels(self.document, len(ids))
+        check_text("source", self.source)
+        check_text("bos_token", self.bos_token)
         if self.bos_id is not None:
             if not (ids[:, 0] == self.bos_id).all():
                 raise InputError(f"bos_id is {self.bos_id}, but not every sequence begins with that token")
             if ids.shape[1] > 1 and (ids[:, 1] == self.bos_id).all():
                 raise InputError(f"the BOS token {self.bos_id} stands twice at the start of every sequence")
-        if np.issubdtype(document.dtype, np.integer):
-            document = document.astype(np.int64)
-        elif document.dtype.kind != "U":
-            document = document.astype(str)
         for name, array in (("ids", ids), ("document", document), ("ordinary", np.asarray(self.ordinary))):
             object.__setattr__(self, name, array.astype(np.int64) if name != "document" else array)
 
@@ -186,6 +183,15 @@ def _generator(seed: int, stream: int) -> np.random.Generator:
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(stream,)))
 
 
+def _labels(kind: str, seed: int, n: int) -> np.ndarray:
+    """Labels of documents that were drawn: those of different seeds differ, so that their dumps can be joined.
+
+    They sort as they were drawn.
+    """
+    width = max(5, len(str(n - 1)))
+    return np.array([f"{kind} {seed}-{number:0{width}d}" for number in range(n)])
+
+
 def random_sequences(
     tokenizer: PreTrainedTokenizerBase,
     n: int = DEFAULT_SEQUENCES,
@@ -197,8 +203,9 @@ def random_sequences(
 ) -> Sequences:
     """Sequences of independent tokens, drawn uniformly from the ordinary tokens of the vocabulary.
 
-    Each sequence is its own document. Special, added and reserved tokens are never drawn (:func:`ordinary_tokens`).
-    With one seed, sequences with and without BOS differ at position 0 only.
+    Each sequence is its own document, labelled by seed and number ("random 0-00012"), so that sequences of different
+    seeds can be put together. Special, added and reserved tokens are never drawn (:func:`ordinary_tokens`). With one
+    seed, sequences with and without BOS differ at position 0 only.
 
     Parameters
     ----------
@@ -224,6 +231,14 @@ def random_sequences(
     ------
     InputError
         If the tokenizer has no BOS token and none is chosen, or a number is out of range.
+
+    Examples
+    --------
+    With the tokenizer of a model (:func:`posstats.load_model`):
+
+    >>> sequences = random_sequences(tokenizer, n=6, length=24, seed=3)
+    >>> sequences.ids.shape, sequences.bos, str(sequences.document[5])
+    ((6, 24), 'in ids', 'random 3-00005')
     """
     _check_size(n, length, bos)
     bos_id, spelling = _choose_bos(tokenizer, bos, bos_token)
@@ -232,7 +247,7 @@ def random_sequences(
     if bos_id is not None:
         ids[:, 0] = bos_id
     source = f"iid tokens, uniform over the {len(ordinary)} ordinary tokens of the vocabulary"
-    return Sequences(ids, np.arange(n), source, bos_id, spelling, ordinary, seed)
+    return Sequences(ids, _labels("random", seed, n), source, bos_id, spelling, ordinary, seed)
 
 
 def repeat_sequences(
@@ -263,6 +278,12 @@ def repeat_sequences(
     ------
     InputError
         If a number is out of range.
+
+    Examples
+    --------
+    >>> sequences = repeat_sequences(tokenizer, n=6, length=24)
+    >>> bool((sequences.ids == sequences.ids[:, :1]).all()), sequences.documents
+    (True, 6)
     """
     _check_size(n, length, bos=False)
     ordinary = ordinary_tokens(tokenizer)
@@ -270,7 +291,8 @@ def repeat_sequences(
         raise InputError(f"n = {n} sequences need as many different tokens; the vocabulary has {len(ordinary)}")
     tokens = _generator(seed, _REPEAT).permutation(ordinary)[:n]
     ids = np.repeat(tokens[:, None], length, axis=1)
-    return Sequences(ids, np.arange(n), "one ordinary token at every position", ordinary=ordinary, seed=seed)
+    document = _labels("repeat", seed, n)
+    return Sequences(ids, document, "one ordinary token at every position", ordinary=ordinary, seed=seed)
 
 
 def text_sequences(
@@ -324,6 +346,13 @@ def text_sequences(
     -----
     FewDocumentsWarning
         If the crops come from fewer documents than any interval can be computed from.
+
+    Examples
+    --------
+    >>> texts = {f"story {k}": "w5 w17 w8 w40 " * (20 + k) for k in range(6)}
+    >>> sequences = text_sequences(tokenizer, texts, n=12, length=24)
+    >>> sequences.count, sequences.documents
+    (12, 6)
     """
     _check_size(n, length, bos)
     bos_id, spelling = _choose_bos(tokenizer, bos, bos_token)
@@ -355,4 +384,6 @@ def text_sequences(
             FewDocumentsWarning,
             stacklevel=2,
         )
-    return Sequences(ids, np.array(document), summary, bos_id, spelling, _ordinary_beside(tokenizer, bos_id), seed)
+    return Sequences(
+        ids, np.array(document, object), summary, bos_id, spelling, _ordinary_beside(tokenizer, bos_id), seed
+    )

@@ -3,18 +3,20 @@
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import numpy as np
 import torch
 import transformers
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 import posstats
 from posstats.dumping.adapters import Adapter, merge_adapter, read_adapter
-from posstats.dumping.checkpoints import DEFAULT_MODEL, converted_gguf, default_gguf, recorded_digest, weights_digest
+from posstats.dumping.checkpoints import DEFAULT_MODEL, converted_gguf, default_gguf, weights_digest
+from posstats.dumping.folders import check_config_file, check_files, check_finite, check_no_alibi
+from posstats.dumping.identity import config_digest, interventions, plain_config
 from posstats.dumping.precision import compute_in_float64
 from posstats.dumping.structure import (
     attention_window,
@@ -24,6 +26,7 @@ from posstats.dumping.structure import (
     narrow_window,
     text_config,
 )
+from posstats.dumping.variants import check_window, context_length, vary_rope
 from posstats.dumping.watch import watch_layers
 from posstats.errors import InputError, ModelError
 from posstats.vocabulary import ADAPTED, TRAINED, VARIANT
@@ -43,8 +46,8 @@ class Provenance:
         Name as given to :func:`load_model`.
     revision : str
         Commit of the hub repository, "" for local files.
-    digest : str or None
-        Recorded digest of the weights, None if it has to be computed.
+    config : dict
+        The configuration when it was loaded, as :func:`posstats.dumping.identity.plain_config` gives it.
     changes : tuple of str
         What makes it an inference-time variant; empty for a model as trained.
     stretch : float
@@ -55,7 +58,7 @@ class Provenance:
 
     name: str
     revision: str
-    digest: str | None
+    config: dict[str, Any]
     changes: tuple[str, ...]
     stretch: float = 1.0
     adapter: Adapter | None = None
@@ -93,11 +96,15 @@ def load_model(
     models_dir : str or Path
         Where converted GGUF checkpoints are kept.
     rope_parameters : mapping, optional
-        Entries that replace those of the model's own ``rope_parameters``, as transformers spells them.
+        Entries that replace those of the model's own ``rope_parameters``, as transformers spells them. A type with a
+        ``factor`` (linear, dynamic, yarn, longrope) lengthens what the model allows (:func:`max_length`) by it.
     ntk_factor : float, optional
-        NTK-aware scaling: theta becomes theta * factor ** (d / (d - 2)), d the number of rotated channels of a head.
+        Above 1. NTK-aware scaling: theta becomes theta * factor ** (d / (d - 2)), d the number of rotated channels of a
+        head. It applies to every rotary base of the model (both of Gemma 3), and the model then allows `factor` times
+        as many tokens.
     sliding_window : int, optional
-        Every query of every layer sees at most this many keys, itself included.
+        Every query of every layer sees at most this many keys, itself included. Fewer than some layer of the model
+        shows anyway, or nothing would change.
     adapter : str or Path, optional
         Folder of a low-rank adapter of this model (``python -m analyses.train`` makes them), merged into the weights.
         Its own architecture is applied; the three arguments before cannot be given with it.
@@ -112,10 +119,20 @@ def load_model(
     Raises
     ------
     InputError
-        For an option that does not exist.
+        For an option that does not exist, or one that changes nothing.
     ModelError
         If the model cannot be loaded or is not a rotary decoder that can be recorded exactly, or if the adapter was
         trained on other weights.
+
+    Examples
+    --------
+    A folder as transformers saves it:
+
+    >>> model.save_pretrained("my-model")
+    >>> _ = tokenizer.save_pretrained("my-model")
+    >>> mine, its_tokenizer = load_model("my-model", sliding_window=16)
+    >>> mine.config.num_hidden_layers, its_tokenizer.bos_token
+    (3, '<bos>')
     """
     if dtype not in DTYPES:
         raise InputError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
@@ -129,10 +146,12 @@ def load_model(
         ntk_factor, sliding_window = trained.ntk_factor, trained.sliding_window
     if not sys.stderr.isatty():
         transformers.utils.logging.disable_progress_bar()
+    place = _device(device)
     source, where = locate(str(name), revision, Path(models_dir))
-    config = pretrained(transformers.AutoConfig, name, source, where)
-    check_config(config, str(name))
-    changes, stretch = _vary_rope(config, rope_parameters, ntk_factor)
+    config = configuration(str(name), source, where)
+    changes, stretch = vary_rope(config, rope_parameters, ntk_factor)
+    if sliding_window is not None and trained is None:
+        check_window(config.get_text_config(), sliding_window)
     tokenizer = pretrained(transformers.AutoTokenizer, name, source, where)
     model = pretrained(
         transformers.AutoModelForCausalLM,
@@ -141,21 +160,45 @@ def load_model(
         {**where, "config": config, "dtype": getattr(torch, dtype), "use_safetensors": True},
     )
     check_model(model)
+    check_finite(model, str(name))
     if dtype == "float64":
         compute_in_float64(model)
     try:
-        model.to(device or ("cuda" if torch.cuda.is_available() else "cpu")).eval()
+        model.to(place).eval()
     except RuntimeError as error:
-        raise ModelError(f"cannot put {name} on device {device!r}: {error}") from error
+        raise ModelError(f"cannot put {name} on device {str(place)!r}: {error}") from error
     if sliding_window is not None:
         narrow_window(model, sliding_window)
         changes = (*changes, f"sliding_window={sliding_window}")
-    digest = recorded_digest(Path(source)) if dtype == "float32" and trained is None else None
     if trained is not None:
         model = merge_adapter(model, trained)
     commit = getattr(config, "_commit_hash", None) or ""
-    model.posstats_provenance = Provenance(str(name), commit, digest, changes, stretch, trained)
+    model.posstats_provenance = Provenance(str(name), commit, plain_config(model.config), changes, stretch, trained)
     return model, tokenizer
+
+
+def _device(device: str | None) -> torch.device:
+    """The device asked for, or a GPU if there is one."""
+    if device is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError) as error:  # an assertion is how torch says that it was built without CUDA
+        allowed = f"cpu{', cuda' * torch.cuda.is_available()}{', mps' * torch.backends.mps.is_available()}"
+        raise ModelError(f"there is no device {device!r} here; there is {allowed}") from error
+
+
+def configuration(name: str, source: str, where: dict[str, Any]) -> Any:
+    """Configuration of a model that can be a rotary decoder, and whose files, where they are here, are whole."""
+    folder = Path(source) if where.get("local_files_only") and Path(source).is_dir() else None
+    if folder is not None:
+        check_config_file(folder)
+    config = pretrained(transformers.AutoConfig, name, source, where)
+    check_config(config, name)
+    check_no_alibi(config, name)
+    if folder is not None:
+        check_files(folder)
+    return config
 
 
 def locate(name: str, revision: str | None, models_dir: Path) -> tuple[str, dict[str, Any]]:
@@ -169,7 +212,23 @@ def locate(name: str, revision: str | None, models_dir: Path) -> tuple[str, dict
         return str(path), {"local_files_only": True}
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise ModelError(f"there is no folder {name!r}; give {DEFAULT_MODEL!r}, a folder, a .gguf file or a hub id")
-    return name, {"revision": revision or "main"}
+    return name, {"revision": revision or "main"} | _reach(name, revision or "main")
+
+
+def _reach(name: str, revision: str) -> dict[str, Any]:
+    """Ask the hub once for a model: its own client tries for a minute before it gives up."""
+    try:
+        huggingface_hub.HfApi().model_info(name, revision=revision, timeout=10)
+    except Exception as error:  # a name that cannot be one, a server that is not there, a model that is not there
+        valid = not isinstance(error, huggingface_hub.errors.HFValidationError)
+        if valid and isinstance(huggingface_hub.try_to_load_from_cache(name, "config.json", revision=revision), str):
+            return {"local_files_only": True}
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ModelError(
+            f"there is no folder {name!r} here, and as a hub id it cannot be loaded: {reason} (allowed: "
+            f"{DEFAULT_MODEL!r}, a folder or hub id with safetensors and no remote code, a .gguf file)"
+        ) from error
+    return {}
 
 
 def pretrained(factory: Any, name: str | Path, source: str, options: dict[str, Any]) -> Any:
@@ -184,56 +243,6 @@ def pretrained(factory: Any, name: str | Path, source: str, options: dict[str, A
         ) from error
 
 
-def _vary_rope(
-    config: Any, rope_parameters: Mapping[str, Any] | None, ntk_factor: float | None
-) -> tuple[tuple[str, ...], float]:
-    """Change the rotary parameters of a configuration; returns the changes and how much longer inputs may be."""
-    text = config.get_text_config()
-    changes: tuple[str, ...] = ()
-    stretch = 1.0
-    if rope_parameters is not None:
-        _check_rope_types(rope_parameters)
-        if all(parameters["rope_type"] == "default" for parameters in _flat_rope_parameters(text)):
-            stretch = float(rope_parameters.get("factor", 1.0))
-        changes = (f"rope_parameters={json.dumps(dict(rope_parameters), sort_keys=True)}",)
-        nested = text.nested_rope_parameter_keys(text.rope_parameters)
-        for key in nested or [None]:
-            target = text.rope_parameters if key is None else text.rope_parameters[key]
-            given = rope_parameters if key is None else rope_parameters.get(key, rope_parameters)
-            target.update({k: v for k, v in given.items() if k not in nested})
-        try:
-            text.standardize_rope_params()
-            text.validate_rope()
-        except (ValueError, KeyError, TypeError) as error:
-            raise ModelError(f"rope_parameters do not fit the model: {error}") from error
-    if ntk_factor is not None:
-        if ntk_factor < 1:
-            raise InputError(f"ntk_factor must be at least 1, not {ntk_factor}")
-        stretch *= ntk_factor
-        changes = (*changes, f"ntk_factor={ntk_factor:g}")
-        head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-        for parameters in _flat_rope_parameters(text):
-            if parameters["rope_type"] != "default":
-                raise ModelError(
-                    f"ntk_factor rescales plain RoPE; this model uses {parameters['rope_type']!r}: use rope_parameters"
-                )
-            rotated = int(head_dim * parameters.get("partial_rotary_factor", 1.0))
-            parameters["rope_theta"] *= ntk_factor ** (rotated / (rotated - 2))
-    return changes, stretch
-
-
-def _check_rope_types(rope_parameters: Mapping[str, Any]) -> None:
-    for parameters in (rope_parameters, *(x for x in rope_parameters.values() if isinstance(x, Mapping))):
-        kind, allowed = parameters.get("rope_type", "default"), {"default", *ROPE_INIT_FUNCTIONS}
-        if kind not in allowed:
-            raise InputError(f"rope_type {kind!r} in rope_parameters is not one of {', '.join(sorted(allowed))}")
-
-
-def _flat_rope_parameters(text: Any) -> list[dict[str, Any]]:
-    nested = text.nested_rope_parameter_keys(text.rope_parameters)
-    return [text.rope_parameters[key] for key in nested] if nested else [text.rope_parameters]
-
-
 def max_length(model: Any) -> int | None:
     """Longest sequence the model allows.
 
@@ -245,18 +254,34 @@ def max_length(model: Any) -> int | None:
     Returns
     -------
     int or None
-        Number of tokens, None where the model sets no limit. Plain RoPE that was rescaled by a factor when the model
-        was loaded allows that many times the trained length.
+        Number of tokens, None where the model sets no limit. RoPE that is rescaled by a factor, by the model's own
+        configuration or when it was loaded, allows what it was rescaled for.
     """
-    limit = getattr(text_config(model), "max_position_embeddings", None)
-    return None if limit is None else int(limit * _provenance(model).stretch)
+    return context_length(text_config(model), _provenance(model).stretch)
 
 
 def _provenance(model: Any) -> Provenance:
-    """Where a model came from, also if it was not loaded here."""
+    """Where a model came from, also if it was not loaded here, and what was changed in its configuration since."""
     known: Provenance | None = getattr(model, "posstats_provenance", None)
-    name = model.config.name_or_path or type(model).__name__
-    return known or Provenance(name, getattr(model.config, "_commit_hash", None) or "", None, ())
+    if known is None:
+        name = model.config.name_or_path or type(model).__name__
+        known = Provenance(name, getattr(model.config, "_commit_hash", None) or "", _own_config(model), ())
+    now = plain_config(model.config)
+    differ = sorted(key for key in known.config | now if known.config.get(key) != now.get(key))
+    return replace(known, changes=(*known.changes, f"changed {', '.join(differ)}")) if differ else known
+
+
+def _own_config(model: Any) -> dict[str, Any]:
+    """The configuration that lies beside a model's weights, so far as it is at hand; else the one it has."""
+    source = model.config.name_or_path
+    if source:
+        try:
+            found = transformers.AutoConfig.from_pretrained(source, local_files_only=True, trust_remote_code=False)
+        except (OSError, ValueError):
+            found = None
+        if type(found) is type(model.config):
+            return plain_config(found)
+    return plain_config(model.config)
 
 
 def embed(model: Any, ids: torch.Tensor) -> torch.Tensor:
@@ -306,7 +331,10 @@ def model_facts(model: Any, tokenizer: Any = None, *, length: int | None = None)
     facts: dict[str, Any] = {
         "model": provenance.name,
         "model_revision": provenance.revision,
-        "weights_sha256": provenance.digest or weights_digest(dict(model.state_dict())),
+        # Of the weights as they are: they may have been changed since they were loaded.
+        "weights_sha256": weights_digest(dict(model.state_dict())),
+        "config_sha256": config_digest(model.config),
+        "interventions": interventions(model),
         "architecture": type(model).__name__,
         "model_kind": ADAPTED if provenance.adapter else VARIANT if provenance.changes else TRAINED,
         "model_variant": ", ".join(provenance.changes),

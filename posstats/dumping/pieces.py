@@ -1,33 +1,34 @@
 """An unfinished dump: a folder of finished pieces, a manifest, and the locks of the processes at work on it.
 
 A piece holds the records of consecutive sequences under one condition. It is written under a temporary name, forced to
-the disk and then renamed, so a piece that has its name is whole, whatever happened to the process or the machine.
-Nothing here knows about models, and pieces are plain arrays: HDF5 begins when they are joined.
+the disk and then renamed, so a piece that has its name is whole, whatever happened to the process or the machine. It
+ends with a seal that says which dump and which sequences it is of, and what its content sums up to: folders are copied
+between machines, and disks err. Nothing here knows about models, and pieces are plain arrays: HDF5 begins when they are
+joined.
 """
 
 from __future__ import annotations
 
-import fcntl
+import hashlib
 import json
 import math
 import os
 import re
 import socket
+import struct
+import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import xarray as xr
-from xarray.core import indexing
 
+from posstats.dumping.locks import lock
 from posstats.errors import DumpError
 from posstats.store import replace_durably
-from posstats.vocabulary import COORDINATES, VARIABLES
+from posstats.vocabulary import VARIABLES
 
 #: Variables that come sequence by sequence out of the model; the others are known for the whole dump at once.
 RECORDED = tuple(
@@ -35,6 +36,9 @@ RECORDED = tuple(
 )
 
 _PIECE = re.compile(r"(\d+)-(\d+)-(\d+)\.piece")
+#: What a piece ends with: the SHA-256 of what it belongs to, and the CRC-32 of what precedes.
+_SEAL = struct.Struct("<32sI")
+_READ_BYTES = 2**22
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +79,11 @@ class Manifest:
         """Bytes recorded of one sequence under one condition."""
         return sum(math.prod(self.shape(name)) for name in self.recorded) * np.dtype(self.dtype).itemsize
 
+    def identity(self, what: str) -> bytes:
+        """Digest of what tells a file of this dump, such as a piece, from all files of any other dump."""
+        facts = [self.attrs["settings_sha256"], self.sizes, self.dtype, what]
+        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).digest()
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class Span:
@@ -101,6 +110,8 @@ class Pieces:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        #: Pieces whose content has been read and found right, as name, inode and time of change.
+        self._sound: set[tuple[str, int, int]] = set()
 
     @property
     def _manifest_file(self) -> Path:
@@ -115,16 +126,22 @@ class Pieces:
             If it cannot be understood.
         """
         try:
-            return Manifest(**json.loads(self._manifest_file.read_text(encoding="utf-8")))
+            found = Manifest(**json.loads(self._manifest_file.read_text(encoding="utf-8")))
+            if not ("settings_sha256" in found.attrs and 1 <= found.batch <= found.unit and found.sequence_bytes > 0):
+                raise ValueError("not a manifest")
         except FileNotFoundError:
             return None
-        except (ValueError, TypeError) as error:
-            raise DumpError(f"{self._manifest_file} is damaged: remove {self.folder} and dump again") from error
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise DumpError(
+                f"{self._manifest_file} is damaged: dump again and overwrite, or remove {self.folder} before"
+            ) from error
+        return found
 
     def agree(self, manifest: Manifest) -> Manifest:
         """Adopt the manifest that is there, or put this one there.
 
-        Its batch size counts where there is one, so that a resumed dump has the bytes of an uninterrupted one.
+        Its batch size counts where there is one, so that a resumed dump has the bytes of an uninterrupted one. Where
+        there is none, pieces are what an interrupted removal has left: they go.
 
         Raises
         ------
@@ -134,13 +151,13 @@ class Pieces:
         with lock(self.folder / "manifest.lock", wait=True):
             found = self.manifest()
             if found is None:
+                self.clear()
                 self.replace_manifest(manifest)
                 return manifest
         if found.attrs != manifest.attrs or found.sizes != manifest.sizes:
-            names = sorted(k for k in found.attrs | manifest.attrs if found.attrs.get(k) != manifest.attrs.get(k))
             raise DumpError(
-                f"{self.folder} holds the pieces of a dump with other settings ({', '.join(names) or 'sizes'} differ): "
-                "use those settings to go on, another path, or overwrite"
+                f"{self.folder} holds the pieces of a dump with other settings "
+                f"({differences(found.attrs, manifest.attrs)}): use those settings to go on, another path, or overwrite"
             )
         return found
 
@@ -148,7 +165,7 @@ class Pieces:
         """Write the manifest."""
         self._write(self._manifest_file, json.dumps(asdict(manifest), indent=1, sort_keys=True).encode())
 
-    def keep_frame(self, frame: Mapping[str, np.ndarray]) -> None:
+    def keep_frame(self, manifest: Manifest, frame: Mapping[str, np.ndarray]) -> None:
         """Keep the variables, coordinates and attributes that are known for the whole dump once its first batch is.
 
         Raises
@@ -156,18 +173,26 @@ class Pieces:
         DumpError
             If another process found other values for them.
         """
-        target = self.folder / "frame.npz"
-        if not target.exists():
+        found = self.frame(manifest)
+        if found is None:
             packed = BytesIO()
             np.savez(packed, allow_pickle=False, **frame)
-            self._write(target, packed.getvalue())
-        found = self._frame()
-        differ = sorted(name for name in frame if not np.array_equal(found[name], frame[name]))
+            self._write_sealed("frame.npz", manifest, packed.getvalue())
+            return
+        differ = sorted(name for name in frame if name not in found or not np.array_equal(found[name], frame[name]))
         if differ:
             raise DumpError(f"the pieces in {self.folder} were recorded with other values of {', '.join(differ)}")
 
-    def _frame(self) -> dict[str, np.ndarray]:
-        with np.load(self.folder / "frame.npz", allow_pickle=False) as file:
+    def frame(self, manifest: Manifest) -> dict[str, np.ndarray] | None:
+        """What was kept for the whole dump; None where it is missing, damaged or of another dump."""
+        try:
+            content = (self.folder / "frame.npz").read_bytes()
+        except FileNotFoundError:
+            return None
+        content, seal = content[: -_SEAL.size], content[-_SEAL.size :]
+        if seal != _SEAL.pack(manifest.identity("frame.npz"), zlib.crc32(content)):
+            return None
+        with np.load(BytesIO(content), allow_pickle=False) as file:
             return dict(file)
 
     def write(self, manifest: Manifest, span: Span, arrays: Mapping[str, np.ndarray]) -> None:
@@ -182,7 +207,13 @@ class Pieces:
         for name, part in zip(manifest.recorded, parts, strict=True):
             if part.shape != (span.stop - span.start, *manifest.shape(name)):
                 raise DumpError(f"{name} was recorded with the shape {part.shape}, not as {VARIABLES[name].dims}")
-        self._write(self.folder / span.file_name, *parts)
+        self._write_sealed(span.file_name, manifest, *parts)
+
+    def _write_sealed(self, name: str, manifest: Manifest, *blocks: bytes | np.ndarray) -> None:
+        crc = 0
+        for block in blocks:
+            crc = zlib.crc32(block if isinstance(block, bytes) else block.data, crc)
+        self._write(self.folder / name, *blocks, _SEAL.pack(manifest.identity(name), crc))
 
     def _temporary(self, target: Path) -> Path:
         return target.with_name(f".{target.name}.{socket.gethostname()}.{os.getpid()}")
@@ -198,8 +229,22 @@ class Pieces:
             temporary.unlink(missing_ok=True)
             raise
 
+    def _files(self) -> Iterator[tuple[Path, Span | None]]:
+        """Every piece, whatever it holds, and the span that its name tells."""
+        for file in sorted(self.folder.glob("*.piece")):
+            match = _PIECE.fullmatch(file.name)
+            span = Span(*map(int, match.groups())) if match else None
+            yield file, span if span and span.file_name == file.name else None
+
+    def any(self) -> bool:
+        """Whether there is a piece, of whatever dump, that can be seen."""
+        try:
+            return next(self._files(), None) is not None
+        except PermissionError:
+            return False
+
     def spans(self, manifest: Manifest) -> list[Span]:
-        """The pieces that are there, sorted. A file of the wrong size, copied by half, is none.
+        """The pieces that count, sorted: of this dump, and of the right size. Their content is not read.
 
         Parameters
         ----------
@@ -211,14 +256,46 @@ class Pieces:
         list of Span
             Finished spans.
         """
+        return sorted(span for file, span in self._files() if span and _belongs(file, span, manifest))
+
+    def faulty(self, manifest: Manifest, shard: tuple[int, int] = (1, 1)) -> list[Path]:
+        """Pieces of no use: those that do not count, and those of a share whose content does not agree with its seal.
+
+        A piece is read once, unless it has changed since.
+
+        Parameters
+        ----------
+        manifest : Manifest
+            The manifest.
+        shard : (int, int)
+            (k, n): the k-th of n shares, k = 1 .. n.
+
+        Returns
+        -------
+        list of Path
+            Their files.
+        """
+        share = set(_units(manifest, shard))
         found = []
-        for file in self.folder.iterdir():
-            match = _PIECE.fullmatch(file.name)
-            if match:
-                span = Span(*map(int, match.groups()))
-                if file.stat().st_size == (span.stop - span.start) * manifest.sequence_bytes:
-                    found.append(span)
-        return sorted(found)
+        for file, span in self._files():
+            belongs = span is not None and _belongs(file, span, manifest)
+            unread = not (span and (span.condition, span.start - span.start % manifest.unit) in share)
+            if not belongs or not (unread or self._is_sound(file)):
+                found.append(file)
+        return found
+
+    def _is_sound(self, file: Path) -> bool:
+        with file.open("rb") as opened:
+            stat = os.fstat(opened.fileno())
+            key = (file.name, stat.st_ino, stat.st_mtime_ns)
+            if key not in self._sound:
+                crc, left = 0, stat.st_size - _SEAL.size
+                while left > 0 and (block := opened.read(min(left, _READ_BYTES))):
+                    crc, left = zlib.crc32(block, crc), left - len(block)
+                if left or _SEAL.unpack(opened.read(_SEAL.size))[1] != crc:
+                    return False
+                self._sound.add(key)
+        return True
 
     def missing(self, manifest: Manifest, shard: tuple[int, int] = (1, 1)) -> list[Span]:
         """What is left to do: spans of at most a unit that no piece covers.
@@ -238,54 +315,16 @@ class Pieces:
         done = np.zeros((manifest.sizes["condition"], manifest.sizes["sequence"]), dtype=bool)
         for span in self.spans(manifest):
             done[span.condition, span.start : span.stop] = True
-        starts = range(0, manifest.sizes["sequence"], manifest.unit)
-        units = [(condition, start) for condition in range(len(done)) for start in starts]
         left = []
-        for condition, start in units[shard[0] - 1 :: shard[1]]:
+        for condition, start in _units(manifest, shard):
             todo = np.flatnonzero(~done[condition, start : start + manifest.unit]) + start
             for run in np.split(todo, np.flatnonzero(np.diff(todo) > 1) + 1):
                 if run.size:
                     left.append(Span(condition, int(run[0]), int(run[-1]) + 1))
         return left
 
-    def dataset(self, manifest: Manifest) -> xr.Dataset:
-        """All pieces as one lazy dataset, ready to be written.
-
-        Parameters
-        ----------
-        manifest : Manifest
-            The manifest.
-
-        Returns
-        -------
-        xarray.Dataset
-            The dump.
-
-        Raises
-        ------
-        DumpError
-            If pieces are missing.
-        """
-        left = self.missing(manifest)
-        if left:
-            raise DumpError(
-                f"{len(left)} batches of {self.folder} are not recorded yet: run the remaining shards, or the dump"
-            )
-        frame = self._frame()
-        variables: dict[str, Any] = {
-            name: (VARIABLES[name].dims, values) for name, values in frame.items() if name in VARIABLES
-        }
-        spans = self.spans(manifest)
-        for name in manifest.recorded:
-            lazy = indexing.LazilyIndexedArray(_Joined(self.folder, manifest, spans, name))
-            variables[name] = xr.Variable(VARIABLES[name].dims, lazy)
-        coords = {name: (COORDINATES[name][0], values) for name, values in frame.items() if name in COORDINATES}
-        attrs = {k: np.array(v) if isinstance(v, list) else v for k, v in manifest.attrs.items()}
-        attrs |= {name: str(value) for name, value in frame.items() if name not in variables and name not in coords}
-        return xr.Dataset(variables, coords, attrs)
-
     def clear(self) -> None:
-        """Remove everything but the locks, the manifest first: no piece is ever seen with another dump's manifest."""
+        """Remove everything but the locks, the manifest first: pieces without one count for no dump."""
         self._manifest_file.unlink(missing_ok=True)
         for file in self.folder.iterdir():
             if file.suffix != ".lock":
@@ -299,92 +338,44 @@ class Pieces:
         self.folder.rmdir()
 
 
-class _Joined(xr.backends.BackendArray):
-    """One recorded variable of all pieces, read from them where it is indexed."""
-
-    def __init__(self, folder: Path, manifest: Manifest, spans: list[Span], name: str) -> None:
-        self._folder, self._spans = folder, spans
-        self._record = manifest.shape(name)
-        before = manifest.recorded[: manifest.recorded.index(name)]
-        self._before = sum(math.prod(manifest.shape(other)) for other in before)
-        self.shape = (manifest.sizes["condition"], manifest.sizes["sequence"], *self._record)
-        self.dtype = np.dtype(manifest.dtype)
-
-    @cached_property
-    def _pieces(self) -> list[tuple[Span, np.ndarray]]:
-        # Memory maps hold no open file, and only what is indexed is read.
-        pieces: list[tuple[Span, np.ndarray]] = []
-        for span in self._spans:
-            count = span.stop - span.start
-            offset = self._before * count * self.dtype.itemsize
-            shape = (count, *self._record)
-            pieces.append((span, np.memmap(self._folder / span.file_name, self.dtype, "r", offset, shape)))
-        return pieces
-
-    def __getitem__(self, key: indexing.ExplicitIndexer) -> np.ndarray:
-        return indexing.explicit_indexing_adapter(key, self.shape, indexing.IndexingSupport.BASIC, self._read)
-
-    def _read(self, key: tuple[int | slice, ...]) -> np.ndarray:
-        conditions = np.arange(self.shape[0])[key[0]]
-        sequences = np.arange(self.shape[1])[key[1]]
-        wanted = np.atleast_1d(sequences)
-        tail = key[2:]
-        blocks = []
-        for condition in np.atleast_1d(conditions):
-            rows: dict[int, np.ndarray] = {}
-            for span, values in self._pieces:
-                if span.condition == condition:
-                    rows.update(
-                        (n, values[(n - span.start, *tail)]) for n in wanted.tolist() if span.start <= n < span.stop
-                    )
-            blocks.append(np.stack([rows[n] for n in wanted.tolist()]))
-        block = np.stack(blocks)
-        if np.ndim(sequences) == 0:
-            block = block[:, 0]
-        return block[0] if np.ndim(conditions) == 0 else block
+def _units(manifest: Manifest, shard: tuple[int, int]) -> list[tuple[int, int]]:
+    """Units of work of a share, dealt in turn: number of the condition, first sequence."""
+    starts = range(0, manifest.sizes["sequence"], manifest.unit)
+    units = [(condition, start) for condition in range(manifest.sizes["condition"]) for start in starts]
+    return units[shard[0] - 1 :: shard[1]]
 
 
-class Held(DumpError):
-    """Another process holds the lock."""
+def _belongs(file: Path, span: Span, manifest: Manifest) -> bool:
+    """Whether a file is, by its size and seal, the piece of a span of this dump."""
+    size = (span.stop - span.start) * manifest.sequence_bytes
+    within = span.condition < manifest.sizes["condition"] and span.start < span.stop <= manifest.sizes["sequence"]
+    try:
+        if not within or file.stat().st_size != size + _SEAL.size:
+            return False
+        with file.open("rb") as opened:
+            opened.seek(size)
+            return bool(_SEAL.unpack(opened.read())[0] == manifest.identity(file.name))
+    except FileNotFoundError:
+        return False  # another shard has just removed it
 
 
-@contextmanager
-def lock(path: Path, *, shared: bool = False, wait: bool = False) -> Iterator[None]:
-    """Hold a lock file while the block runs. The system frees it when the process ends, however it ends.
+def differences(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
+    """In which settings a dump that was found differs from one that is wanted, for messages.
 
     Parameters
     ----------
-    path : Path
-        The lock file; it is made, with its folder, where it is missing.
-    shared : bool
-        Whether others may hold it, shared, at the same time.
-    wait : bool
-        Whether to wait for it.
+    found, wanted : mapping of str
+        Attributes of the two dumps.
 
-    Raises
-    ------
-    Held
-        If another process holds it; says which.
+    Returns
+    -------
+    str
+        Names of attributes; what has no attribute of its own is spelled out.
     """
-    kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
-    while True:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        except FileNotFoundError:
-            continue  # another process has just removed the folder
-        try:
-            fcntl.flock(descriptor, kind | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            holder = os.read(descriptor, 200).decode(errors="replace") or "another process"
-            os.close(descriptor)
-            raise Held(f"{path.parent} is being written by {holder}: wait for it or stop it") from None
-        if path.exists() and os.path.samestat(path.stat(), os.fstat(descriptor)):
-            break
-        os.close(descriptor)  # the folder was removed between opening and locking: that lock guards nothing
-    try:
-        os.truncate(descriptor, 0)
-        os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
-        yield
-    finally:
-        os.close(descriptor)
+    names = sorted(
+        name
+        for name, value in wanted.items()
+        if name not in found or not np.array_equal(np.atleast_1d(found[name]), np.atleast_1d(value))
+    )
+    own = [name for name in names if name != "settings_sha256"]
+    return f"different: {', '.join(own) or 'tokens, documents, conditions, offsets or probes'}"

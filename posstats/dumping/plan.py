@@ -13,6 +13,7 @@ import torch
 
 from posstats.dumping.conditions import Condition, check_condition, fed_tokens, parse_conditions
 from posstats.dumping.inputs import Sequences
+from posstats.dumping.labels import check_text
 from posstats.dumping.models import max_length, model_facts
 from posstats.errors import DesignError, InputError
 from posstats.vocabulary import MINIMUM_DOCUMENTS, SCHEMA_VERSION, VARIABLES
@@ -53,6 +54,16 @@ class Plan:
     attrs: dict[str, Any]
 
 
+def check_options(batch_size: int | None, shard: tuple[int, int] | None, resume: bool) -> None:
+    """Refuse options that are out of range."""
+    if batch_size is not None and batch_size < 1:
+        raise InputError(f"batch_size must be at least 1, not {batch_size}")
+    if shard is not None and not 1 <= shard[0] <= shard[1]:
+        raise InputError(f"shard must be k/n with 1 <= k <= n, not {shard[0]}/{shard[1]}")
+    if shard is not None and not resume:
+        raise InputError("a shard cannot discard unfinished work, which belongs to the other shards too")
+
+
 def make_plan(
     model: Any,
     sequences: Sequences,
@@ -79,7 +90,7 @@ def make_plan(
     ------
     InputError
         If an option is out of range, a condition does not exist or cannot be applied, or a sequence is longer than the
-        model allows.
+        model allows, or the name of the model or tokenizer is none that a dump can hold.
     DesignError
         If there are fewer than 5 documents.
     """
@@ -162,6 +173,9 @@ def _attributes(
         "bos_token_id": -1 if sequences.bos_id is None else sequences.bos_id,
         "seed": seed,
     }
+    for name, value in attrs.items():
+        if isinstance(value, str):
+            check_text(name, value)
     digest = hashlib.sha256(np.ascontiguousarray(token_id, dtype="<i8").tobytes())
     labels = {name: values.tolist() for name, values in coordinates.items()}
     # A dump that lacks a variable of this version is not the dump of this version.

@@ -12,6 +12,13 @@ from posstats.errors import ModelError, NumericalError
 
 _KEPT = tuple(f.name for f in fields(AttentionStatistics) if f.name not in ("output", "head_output"))
 
+#: Number formats with a larger range than the one in use.
+_WIDER = {
+    torch.float16: "dtype='bfloat16' or 'float32', whose range is larger",
+    torch.bfloat16: "dtype='float32'",
+    torch.float32: "dtype='float64'",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class ForwardRecord:
@@ -136,7 +143,7 @@ class Pass:
     ) -> None:
         self.layer, self.n_layers = 0, n_layers
         self.anchor, self.substitute = anchor, substitute
-        self.dtype = torch.promote_types(inputs_embeds.dtype, torch.float32)
+        self.dtype, self.fed = torch.promote_types(inputs_embeds.dtype, torch.float32), inputs_embeds.dtype
         self.batch, self.length, hidden = inputs_embeds.shape
         depths = n_layers + 1
 
@@ -209,7 +216,10 @@ class Pass:
         denominators = self.attention["log_denominator_rest"][..., 1:]
         logits = (denominators < torch.inf).all(-1).all(-1).all(0)
         lags = self.attention["logit_sum_by_lag"].isfinite().all(-1).all(-1).all(0)
-        advice = "try dtype='float32' (or 'bfloat16' instead of 'float16'), and check the weights and inputs"
+        wider = _WIDER.get(self.fed)
+        advice = "check the weights, which may hold such values, and the inputs" + (
+            f", or try {wider}" if wider else ""
+        )
         for layer in range(self.n_layers):
             if not streams[layer]:
                 place = "the embeddings" if layer == 0 else f"the residual stream after layer {layer - 1}"

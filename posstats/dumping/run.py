@@ -7,33 +7,21 @@ file, put in place by rename. Whatever stops the work, the same call goes on whe
 from __future__ import annotations
 
 import logging
-import shutil
-from collections import deque
-from collections.abc import Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
-from dataclasses import fields, replace
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-
-from posstats.dumping.attention import ForwardRecord, Recorder
-from posstats.dumping.conditions import apply
 from posstats.dumping.inputs import Sequences
-from posstats.dumping.memory import is_out_of_memory, suggested_batch
-from posstats.dumping.pieces import Held, Manifest, Pieces, Span, lock
-from posstats.dumping.plan import Plan, make_plan
-from posstats.errors import DumpError, InputError
-from posstats.progress import progress as report_progress
-from posstats.store import open_dump, parts_folder, replace_durably, write_dump
+from posstats.dumping.locks import Held, lock
+from posstats.dumping.pieces import Manifest, Pieces, differences
+from posstats.dumping.plan import Plan, check_options, make_plan
+from posstats.dumping.work import Work, join, new_manifest
+from posstats.errors import DumpError
+from posstats.store import followed, open_dump, parts_folder
 from posstats.vocabulary import DEFAULT_OFFSETS
 
 logger = logging.getLogger(__name__)
-
-#: Batches whose pieces may wait for the disk while the next one is computed.
-_WAITING = 2
 
 
 def dump(
@@ -55,8 +43,8 @@ def dump(
     """Record a model's attention on sequences and write it to a dump.
 
     A finished dump with the same settings is reused. An unfinished one is taken up where it stopped, after an
-    interruption, a crash or a full disk; the result has the same bytes as if nothing had happened. Only one process
-    works on a dump at a time, unless they share it as shards.
+    interruption, a crash or a full disk; the result has the same bytes as if nothing had happened. What of it
+    is damaged is recorded anew. Only one process works on a dump at a time, unless they share it as shards.
 
     Parameters
     ----------
@@ -65,7 +53,8 @@ def dump(
     sequences : Sequences
         What to feed, from at least 5 documents.
     path : str or Path
-        The dump; unfinished work waits in the folder ``<path>.parts``.
+        The dump; unfinished work waits in the folder ``<path>.parts``. Where it is a symbolic link, what it points to
+        is written.
     conditions : iterable of str
         Interventions (:data:`posstats.vocabulary.CONDITIONS`), one forward pass each.
     offsets : sequence of int
@@ -75,7 +64,8 @@ def dump(
     tokenizer : transformers.PreTrainedTokenizerBase, optional
         Named in the attributes.
     batch_size : int, optional
-        Sequences per forward pass; by default what the memory allows. When memory runs out it is halved.
+        Sequences per forward pass; by default what the memory allows and leaves work for every shard. When memory runs
+        out it is halved.
     seed : int
         Seed of what conditions draw.
     shard : (int, int), optional
@@ -85,8 +75,8 @@ def dump(
     resume : bool
         False discards unfinished work.
     overwrite : bool
-        Whether a dump, or unfinished work, with other settings is replaced. The old file stays until the new one is
-        whole.
+        Whether a dump, or unfinished work, with other settings or a damaged manifest is replaced. The old file stays
+        until the new one is whole.
     progress : bool
         Whether to show progress.
 
@@ -106,30 +96,45 @@ def dump(
         If the dump cannot be written, another process is writing it, or it has other settings.
     NumericalError
         If the model yields values that are not finite. Finished pieces stay.
+
+    Examples
+    --------
+    With a model and its tokenizer (:func:`posstats.load_model`):
+
+    >>> import posstats as ps
+    >>> sequences = ps.random_sequences(tokenizer, n=6, length=24)
+    >>> path = dump(model, sequences, "mine.h5", conditions=["baseline", "bos=mean"], offsets=[0, 1], progress=False)
+    >>> dict(ps.open_dump(path).logit.sizes)
+    {'condition': 2, 'sequence': 6, 'layer': 3, 'head': 4, 'query': 24, 'offset': 2}
     """
     path = Path(path)
     check_options(batch_size, shard, resume)
     plan = make_plan(
         model, sequences, conditions=conditions, offsets=offsets, probes=probes, tokenizer=tokenizer, seed=seed
     )
-    settings = plan.attrs["settings_sha256"]
     pieces = Pieces(parts_folder(path))
     try:
-        if is_current(path, settings, overwrite=overwrite) and not pieces.folder.exists():
+        if is_current(path, plan.attrs, overwrite=overwrite) and not pieces.folder.exists():
             return _reused(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        followed(path).parent.mkdir(parents=True, exist_ok=True)
         with ExitStack() as locks:
             locks.enter_context(lock(pieces.folder / "dump.lock", shared=shard is not None))
             if shard is not None:
                 locks.enter_context(lock(pieces.folder / f"shard-{shard[0]}-of-{shard[1]}.lock"))
-            if is_current(path, settings, overwrite=overwrite):
+            if is_current(path, plan.attrs, overwrite=overwrite):
                 if shard is None:
                     pieces.remove()
                 return _reused(path)
             if shard is None:
                 _discard(pieces, plan, resume, overwrite)
-            work = Work(model, sequences, plan, pieces, pieces.agree(new_manifest(model, plan, batch_size)))
-            work.run(shard or (1, 1), path, show=progress)
+            share = shard or (1, 1)
+            manifest = pieces.agree(new_manifest(model, plan, batch_size, share[1]))
+            try:
+                Work(model, sequences, plan, pieces, manifest).run(share, path, show=progress)
+            except BaseException:
+                locks.close()
+                _remove_if_empty(pieces)
+                raise
             if shard is None:
                 join(pieces, path)
         if shard is not None:
@@ -138,8 +143,8 @@ def dump(
         _tell_how_to_go_on(pieces)
         raise
     except OSError as error:
-        reason = error.strerror or error
-        raise DumpError(f"cannot write {path}: {reason}; finished batches stay in {pieces.folder}") from error
+        stay = f"; finished batches stay in {pieces.folder}" if pieces.any() else ""
+        raise DumpError(f"cannot write {path}: {error.strerror or error}{stay}") from error
     return path
 
 
@@ -159,7 +164,19 @@ def join_dump(path: str | Path) -> Path:
     Raises
     ------
     DumpError
-        If there are no pieces, some are missing, or a process is still at work on them.
+        If there are no pieces, some are missing, damaged or of another dump, or a process is still at work on them.
+
+    Examples
+    --------
+    >>> import shutil
+    >>> import numpy as np
+    >>> sequences = Sequences(np.arange(144).reshape(6, 24) % 90 + 3, np.arange(6), "counting")
+    >>> for k in (1, 2):  # on a machine each; the pieces of the second are then copied to the first
+    ...     _ = dump(model, sequences, f"{k}/mine.h5", shard=(k, 2), batch_size=3, offsets=[0], progress=False)
+    >>> for piece in Path("2/mine.h5.parts").glob("*.piece"):
+    ...     _ = shutil.copy(piece, "1/mine.h5.parts")
+    >>> open_dump(join_dump("1/mine.h5")).sizes["sequence"]
+    6
     """
     path = Path(path)
     pieces = Pieces(parts_folder(path))
@@ -170,15 +187,15 @@ def join_dump(path: str | Path) -> Path:
     return path
 
 
-def is_current(path: str | Path, settings: str, *, overwrite: bool = False) -> bool:
+def is_current(path: str | Path, attrs: Mapping[str, Any], *, overwrite: bool = False) -> bool:
     """Whether a finished dump was recorded with given settings.
 
     Parameters
     ----------
     path : str or Path
         The dump.
-    settings : str
-        Digest, as in the attribute ``settings_sha256`` of dumps.
+    attrs : mapping of str
+        Attributes it then has; ``settings_sha256`` decides, the others tell what is different.
     overwrite : bool
         Whether a dump with other settings is only "not current" rather than an error.
 
@@ -199,32 +216,18 @@ def is_current(path: str | Path, settings: str, *, overwrite: bool = False) -> b
         return False
     try:
         with open_dump(path) as dataset:
-            found = dataset.attrs.get("settings_sha256")
+            found = dataset.attrs
     except DumpError:
         if overwrite:
             return False
         raise
-    if found != settings and not overwrite:
-        raise DumpError(f"{path} was recorded with other settings: choose another path, or overwrite it")
-    return bool(found == settings)
-
-
-def check_options(batch_size: int | None, shard: tuple[int, int] | None, resume: bool) -> None:
-    """Refuse options that are out of range."""
-    if batch_size is not None and batch_size < 1:
-        raise InputError(f"batch_size must be at least 1, not {batch_size}")
-    if shard is not None and not 1 <= shard[0] <= shard[1]:
-        raise InputError(f"shard must be k/n with 1 <= k <= n, not {shard[0]}/{shard[1]}")
-    if shard is not None and not resume:
-        raise InputError("a shard cannot discard unfinished work, which belongs to the other shards too")
-
-
-def new_manifest(model: Any, plan: Plan, batch_size: int | None) -> Manifest:
-    """The manifest of a dump of which nothing is recorded: sequences per forward pass as asked, or as fit."""
-    manifest = Manifest(plan.attrs, plan.sizes, plan.dtype, unit=1, batch=1)
-    batch = batch_size or suggested_batch(model, plan.sizes["query"], manifest.sequence_bytes)
-    batch = min(batch, plan.sizes["sequence"])
-    return replace(manifest, unit=batch, batch=batch)
+    current = found.get("settings_sha256") == attrs["settings_sha256"]
+    if not current and not overwrite:
+        raise DumpError(
+            f"{path} was recorded with other settings ({differences(found, attrs)}): choose another path, or overwrite "
+            "it"
+        )
+    return current
 
 
 def _reused(path: Path) -> Path:
@@ -234,10 +237,28 @@ def _reused(path: Path) -> Path:
 
 def _discard(pieces: Pieces, plan: Plan, resume: bool, overwrite: bool) -> None:
     """Drop unfinished work that is not to be taken up."""
-    manifest = pieces.manifest()
-    if manifest is not None and (not resume or (overwrite and manifest.attrs != plan.attrs)):
-        logger.info("discarding the unfinished work in %s", pieces.folder)
+    manifest = unfinished(pieces, discard=overwrite or not resume)
+    if manifest is None or not resume or (overwrite and manifest.attrs != plan.attrs):
+        if pieces.any():
+            logger.info("discarding the unfinished work in %s", pieces.folder)
         pieces.clear()
+
+
+def unfinished(pieces: Pieces, *, discard: bool) -> Manifest | None:
+    """The manifest of unfinished work, which may be a damaged one where it may be discarded: it counts as none then."""
+    try:
+        return pieces.manifest()
+    except DumpError:
+        if discard:
+            return None
+        raise
+
+
+def _remove_if_empty(pieces: Pieces) -> None:
+    """Leave no folder behind in which no batch was finished, unless others are at work in it."""
+    with suppress(Held, OSError), lock(pieces.folder / "dump.lock"):
+        if not pieces.any():
+            pieces.remove()
 
 
 def _tell_how_to_go_on(pieces: Pieces) -> None:
@@ -251,126 +272,6 @@ def _tell_how_to_go_on(pieces: Pieces) -> None:
             everything,
             pieces.folder,
         )
-
-
-class Work:
-    """One process's share of a dump."""
-
-    def __init__(self, model: Any, sequences: Sequences, plan: Plan, pieces: Pieces, manifest: Manifest) -> None:
-        self._model, self._plan, self._pieces, self._manifest = model, plan, pieces, manifest
-        self._feeds = [apply(condition, sequences, model, seed=plan.seed) for condition in plan.conditions]
-
-    def run(self, shard: tuple[int, int], path: Path, *, show: bool) -> None:
-        """Record what is missing of a share."""
-        sizes = self._manifest.sizes
-        missing = self._pieces.missing(self._manifest, shard)
-        total = sum(span.stop - span.start for span in missing)
-        if total < sizes["condition"] * sizes["sequence"]:
-            logger.info("%s: %d sequences are left to record", path, total)
-        if not missing:
-            return
-        self._check_space(total, path)
-        with (
-            report_progress(f"dump {path.name}", total, unit="sequence", show=show) as bar,
-            self._recorder() as recorder,
-            ThreadPoolExecutor(1, thread_name_prefix="posstats-writer") as writer,
-        ):
-            waiting: deque[Future[None]] = deque()
-            todo = deque(missing)
-            first = True
-            while todo:
-                span = self._next(todo)
-                record = self._record(recorder, span, todo)
-                if record is None:
-                    continue
-                if first:
-                    self._keep_frame(recorder)
-                    first = False
-                waiting.append(writer.submit(self._pieces.write, self._manifest, span, _arrays(record)))
-                while waiting and (waiting[0].done() or len(waiting) > _WAITING):
-                    waiting.popleft().result()
-                bar.update(span.stop - span.start)
-            for future in waiting:
-                future.result()
-
-    def _recorder(self) -> Recorder:
-        plan = self._plan
-        return Recorder(self._model, length=plan.sizes["query"], offsets=plan.offsets, probes=plan.probes)
-
-    def _next(self, todo: deque[Span]) -> Span:
-        """The next span, cut to the batch size."""
-        span = todo.popleft()
-        cut = span.start + self._manifest.batch
-        if cut < span.stop:
-            todo.appendleft(replace(span, start=cut))
-            span = replace(span, stop=cut)
-        return span
-
-    def _record(self, recorder: Recorder, span: Span, todo: deque[Span]) -> ForwardRecord | None:
-        """One forward pass; None, and the span back in front of the others, where memory ran out."""
-        feed = self._feeds[span.condition]
-        try:
-            batch = feed.batch(self._model, slice(span.start, span.stop))
-            return recorder.record(*batch, anchor=feed.anchor, substitute=feed.substitute)
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            count = span.stop - span.start
-            if count == 1:
-                raise DumpError(
-                    f"one sequence of {self._manifest.sizes['query']} tokens does not fit into the memory: use shorter "
-                    "sequences, fewer offsets, a smaller dtype, or a larger machine"
-                ) from error
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-        logger.warning("out of memory with %d sequences at once, going on with %d", count, count // 2)
-        # Kept on disk too: a resumed dump then has the same batches, hence the same bytes.
-        self._manifest = replace(self._manifest, batch=count // 2)
-        self._pieces.replace_manifest(self._manifest)
-        todo.appendleft(span)
-        return None
-
-    def _keep_frame(self, recorder: Recorder) -> None:
-        logger.info("attention path: %s", recorder.path)
-        visible = recorder.visible_keys
-        everything = visible[:, -1] == visible.shape[1]
-        facts = {
-            "token_id": self._plan.token_id,
-            "visible_keys": visible,
-            "layer_window": np.where(everything, 0, visible.max(axis=1)).astype(np.int32),
-            "layer_rotary": np.array(self._plan.attrs["rope_layers"], dtype=np.int8),
-            "learned_sink": recorder.learned_sink.astype(self._plan.dtype),
-            "attention_path": np.array(recorder.path),
-        }
-        self._pieces.keep_frame(self._plan.coordinates | facts)
-
-    def _check_space(self, sequences: int, path: Path) -> None:
-        """Refuse work whose result cannot be stored: the new pieces, and beside all pieces the joined file."""
-        everything = self._manifest.sizes["condition"] * self._manifest.sizes["sequence"]
-        needed = (sequences + everything) * self._manifest.sequence_bytes
-        free = shutil.disk_usage(self._pieces.folder).free
-        if needed > free:
-            raise DumpError(
-                f"{path} needs about {needed / 1e6:.0f} MB while it is being written, and {free / 1e6:.0f} MB are "
-                "free: make room, or record fewer sequences, conditions or offsets"
-            )
-
-
-def _arrays(record: ForwardRecord) -> dict[str, np.ndarray]:
-    values = {field.name: getattr(record, field.name) for field in fields(record)}
-    return {name: value for name, value in values.items() if value is not None}
-
-
-def join(pieces: Pieces, path: Path) -> None:
-    """Put the finished file in place, then forget the pieces. To be called under the exclusive lock."""
-    manifest = pieces.manifest()
-    if manifest is None:
-        raise DumpError(f"{pieces.folder} holds no manifest: nothing has been recorded")
-    # Written beside the pieces, so that a killed process leaves nothing but their folder behind.
-    joined = write_dump(pieces.dataset(manifest), pieces.folder / path.name)
-    replace_durably(joined, path)
-    pieces.remove()
-    logger.info("wrote %s (%.1f MB)", path, path.stat().st_size / 1e6)
 
 
 def _join_if_last(pieces: Pieces, path: Path) -> None:

@@ -9,11 +9,14 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import and_masks, eager_mask, sdpa_mask, sliding_window_overlay
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from posstats.errors import InputError, ModelError
 
 _WINDOW_PREFIX = "posstats_window_"
+#: Attention functions of transformers, all of plain softmax attention, which the recorder computes in their place.
+_PLAIN = ("eager", "sdpa", "flex_attention", "flash_attention_", "paged|", "kernels-community/", _WINDOW_PREFIX)
 
 
 def decoder_of(model: Any) -> Any:
@@ -43,7 +46,32 @@ def layers_of(model: Any) -> torch.nn.ModuleList:
     ModelError
         If the model has no single stack with as many blocks as its configuration says it has layers.
     """
-    return _stacks(decoder_of(model), model)[0]
+    layers = _stacks(decoder_of(model), model)[0]
+    if len(set(map(id, layers))) < len(layers):
+        raise ModelError(
+            f"{type(model).__name__} uses one block in several places; each layer must be a block of its own"
+        )
+    return layers
+
+
+def check_attention(model: Any) -> None:
+    """Refuse a model whose attention is computed by a function of the user's own.
+
+    The recorder computes attention in place of the model's function. What another function than those of transformers
+    does, a temperature or an ablation, it cannot know.
+
+    Raises
+    ------
+    ModelError
+        If it is.
+    """
+    name = model.config._attn_implementation or "eager"
+    changed = name == "sdpa" and ALL_ATTENTION_FUNCTIONS["sdpa"] is not sdpa_attention_forward
+    if changed or not name.startswith(_PLAIN):
+        raise ModelError(
+            f"{type(model).__name__} computes its attention by {name!r}, which is not transformers' own: what that "
+            "does cannot be recorded; use model.set_attn_implementation('sdpa')"
+        )
 
 
 def _stacks(part: torch.nn.Module, model: Any) -> list[torch.nn.ModuleList]:

@@ -14,11 +14,14 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from posstats.dumping.checkpoints import DEFAULT_MODEL, default_gguf
 from posstats.dumping.memory import sequence_memory
-from posstats.dumping.models import DTYPES, locate, pretrained
+from posstats.dumping.models import DTYPES, configuration, locate, pretrained
 from posstats.dumping.pieces import Manifest
 from posstats.dumping.structure import check_config, check_model, decoder_of
+from posstats.dumping.variants import check_length, check_window, context_length, own_windows, vary_rope
 from posstats.errors import InputError, ModelError
 from posstats.vocabulary import DEFAULT_LENGTH, DEFAULT_OFFSETS
+
+_CHUNKED = "chunked_attention"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +42,14 @@ class Survey:
         Parameters of its rotary embeddings, one per kind of layer that has its own.
     layer_types : dict of str to int
         Kind of layer -> how many; empty where all are alike.
-    window : int
-        Keys that a query of its sliding-window layers sees, 0 where it has none. A recording reads the model's own
-        masks instead (``layer_window``).
+    without_rope : list of int
+        Layers that apply no rotary embedding, as far as the configuration tells. A recording tries them out instead
+        (``layer_rotary``).
+    window, chunk : int
+        Keys that a query of its sliding-window layers sees, and tokens in a chunk, beyond which no query of its chunked
+        layers sees; 0 where it has none. A recording reads the model's own masks instead (``layer_window``).
+    variant : tuple of str
+        What is changed at inference time.
     length : int
         Tokens of the sequence that the following are about.
     record_bytes : int
@@ -68,7 +76,10 @@ class Survey:
     max_length: int
     rope: list[dict[str, Any]]
     layer_types: dict[str, int]
+    without_rope: list[int]
     window: int
+    chunk: int
+    variant: tuple[str, ...]
     length: int
     record_bytes: int
     memory_bytes: int
@@ -83,6 +94,8 @@ def survey_model(
     dtype: str = "float32",
     length: int = DEFAULT_LENGTH,
     offsets: Sequence[int] = DEFAULT_OFFSETS,
+    ntk_factor: float | None = None,
+    sliding_window: int | None = None,
 ) -> Survey:
     """Read a model's configuration and say whether, and at what cost, it can be recorded.
 
@@ -98,6 +111,8 @@ def survey_model(
         Tokens per sequence.
     offsets : sequence of int
         Distances at which logits would be kept.
+    ntk_factor, sliding_window
+        As for :func:`posstats.load_model`: limits are those of the variant.
 
     Returns
     -------
@@ -107,18 +122,20 @@ def survey_model(
     Raises
     ------
     InputError
-        For an option that does not exist, or a sequence longer than the model allows.
+        For an option that does not exist or changes nothing, or a sequence longer than the model allows.
     ModelError
         If the model cannot be recorded, or its configuration cannot be read; the message says why.
     """
     if dtype not in DTYPES:
         raise InputError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
     config = _configuration(str(name), revision)
-    check_config(config, str(name))
+    changes, stretch = vary_rope(config, None, ntk_factor)
     text = config.get_text_config()
-    limit = getattr(text, "max_position_embeddings", None) or 0
-    if not 1 <= length <= (limit or length):
-        raise InputError(f"a sequence of {length} tokens is asked for, the model allows 1 to {limit or 'any number'}")
+    if sliding_window is not None:
+        check_window(text, sliding_window, length)
+        changes = (*changes, f"sliding_window={sliding_window}")
+    limit = context_length(text, stretch)
+    check_length(length, limit)
     model = _without_weights(config, str(name), getattr(torch, dtype))
     check_model(model)
     parameters = sum(one.numel() for one in model.parameters())
@@ -141,7 +158,9 @@ def survey_model(
     record_bytes = Manifest({}, sizes, kept, unit=1, batch=1).sequence_bytes
     operations = _operations(model, length)
     nested = text.nested_rope_parameter_keys(text.rope_parameters)
-    types = Counter(getattr(text, "layer_types", None) or ())
+    windows = own_windows(text)
+    kinds = getattr(text, "layer_types", None) or [""] * text.num_hidden_layers
+    types = Counter(kinds)
     return Survey(
         name=str(name),
         family=config.model_type,
@@ -154,13 +173,16 @@ def survey_model(
         vocabulary=text.vocab_size,
         parameters=parameters,
         weight_bytes=parameters * itemsize,
-        max_length=limit,
+        max_length=limit or 0,
         rope=[
             {"layers": key or "all"} | dict(text.rope_parameters[key] if key else text.rope_parameters)
             for key in nested or [""]
         ],
         layer_types=dict(types) if len(types) > 1 else {},
-        window=_window(text, types),
+        without_rope=[layer for layer, rotates in enumerate(_rotating(text)) if not rotates],
+        window=max((size for size, kind in zip(windows, kinds, strict=True) if size and kind != _CHUNKED), default=0),
+        chunk=max((size for size, kind in zip(windows, kinds, strict=True) if size and kind == _CHUNKED), default=0),
+        variant=changes,
         length=length,
         record_bytes=record_bytes,
         memory_bytes=sequence_memory(config, length, record_bytes, itemsize),
@@ -176,15 +198,10 @@ def _configuration(name: str, revision: str | None) -> Any:
         if not path.is_file():
             raise ModelError(f"there is no file {path}")
         options = {"gguf_file": path.name, "local_files_only": True}
-        return pretrained(transformers.AutoConfig, name, str(path.parent), options)
-    source, where = locate(name, revision, Path())
-    config = pretrained(transformers.AutoConfig, name, source, where)
-    check_config(config, name)
-    if Path(source).is_dir():
-        for pattern, what in (("*.safetensors", "weights as safetensors"), ("tokenizer*", "tokenizer")):
-            if not any(Path(source).glob(pattern)):
-                raise ModelError(f"{name} is a rotary decoder, but the folder holds no {what}")
-    return config
+        config = pretrained(transformers.AutoConfig, name, str(path.parent), options)
+        check_config(config, name)
+        return config
+    return configuration(name, *locate(name, revision, Path()))
 
 
 def _without_weights(config: Any, name: str, dtype: torch.dtype) -> Any:
@@ -196,14 +213,10 @@ def _without_weights(config: Any, name: str, dtype: torch.dtype) -> Any:
         raise ModelError(f"transformers cannot build {name} from its configuration: {error}") from error
 
 
-def _window(text: Any, types: Counter[str]) -> int:
-    """The sliding window by the configuration, 0 without."""
-    if getattr(text, "use_sliding_window", True) is False:
-        return 0
-    if types and not any("full" not in kind for kind in types):
-        return 0
-    chunk = getattr(text, "attention_chunk_size", None) if "chunked_attention" in types else None
-    return chunk or getattr(text, "sliding_window", None) or 0
+def _rotating(text: Any) -> list[bool]:
+    """Of each layer whether it rotates, as far as the configuration tells."""
+    marks = getattr(text, "no_rope_layers", None) or [1] * text.num_hidden_layers  # 0 marks a layer without
+    return [bool(mark) for mark in marks]
 
 
 def _operations(model: Any, length: int) -> int:

@@ -13,7 +13,7 @@ from posstats.stats.terms import Array
 
 #: Interval methods: name -> what it does.
 INTERVAL_METHODS = {
-    "corrected_jackknife": "estimate +- t times a jackknife standard error without its second-order bias",
+    "corrected_jackknife": "t limits (means of squares: score limits), jackknife error without its second-order bias",
     "studentized": "bootstrap-t: replicates divided by their own jackknife standard error",
     "jackknife": "estimate +- t(G-1) times the jackknife standard error",
     "bca": "bias-corrected and accelerated percentile",

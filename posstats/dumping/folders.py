@@ -1,0 +1,113 @@
+"""What is wrong with the files of a model, and its weights, said before or instead of what a library makes of it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from posstats.errors import ModelError
+
+#: Files of which a tokenizer has at least one.
+_TOKENIZERS = ("tokenizer*", "vocab*", "*.model", "*.tiktoken")
+
+
+def check_config_file(folder: Path) -> None:
+    """Refuse a folder whose configuration is missing or damaged.
+
+    Raises
+    ------
+    ModelError
+        Naming the file.
+    """
+    path = folder / "config.json"
+    if not path.is_file():
+        raise ModelError(f"the folder {folder} holds no model: there is no config.json in it")
+    _json(path)
+
+
+def check_files(folder: Path) -> None:
+    """Refuse a folder without weights or tokenizer, or with weights that are not whole; no weight is read.
+
+    Raises
+    ------
+    ModelError
+        Naming the file, or what is missing.
+    """
+    weights = sorted(folder.glob("*.safetensors"))
+    for index in folder.glob("*.safetensors.index.json"):
+        named = {folder / name for name in _json(index).get("weight_map", {}).values()}
+        missing = sorted(path.name for path in named - set(weights))
+        if missing:
+            raise ModelError(f"weights are missing from {folder}: {index.name} names {', '.join(missing)}")
+    if not weights:
+        raise ModelError(f"the folder {folder} holds no weights as safetensors; other formats are not read")
+    for path in weights:
+        _check_safetensors(path)
+    if not any(True for pattern in _TOKENIZERS for _ in folder.glob(pattern)):
+        raise ModelError(
+            f"the folder {folder} holds no tokenizer: save one in it, or load the model with transformers and give "
+            "posstats.dump your own token ids as posstats.Sequences"
+        )
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} is damaged or no JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise ModelError(f"{path} is damaged: it is no JSON object")
+    return found
+
+
+def _check_safetensors(path: Path) -> None:
+    """Compare the size of a file with what its header says: 8 bytes, a JSON header, the bytes of the tensors."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or length > size - 8:
+            raise ModelError(f"{path} is damaged or truncated: its {size} bytes end before its header does")
+        try:
+            tensors = json.loads(file.read(length))
+            end = max((one["data_offsets"][1] for name, one in tensors.items() if name != "__metadata__"), default=0)
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+            raise ModelError(f"{path} is damaged: its header cannot be read") from error
+    if size != 8 + length + end:
+        raise ModelError(
+            f"{path} is damaged or truncated: it has {size} bytes, {8 + length + end} by its header; fetch it again"
+        )
+
+
+def check_finite(model: Any, name: str) -> None:
+    """Refuse weights that are not numbers.
+
+    Raises
+    ------
+    ModelError
+        Naming the first such tensor.
+    """
+    for tensor_name, tensor in model.named_parameters():
+        # Extremes are not finite where a value is not: no copy of the tensor is made.
+        if tensor.numel() and not torch.stack(torch.aminmax(tensor.detach())).isfinite().all():
+            reason = "the checkpoint is damaged"
+            if tensor.dtype == torch.float16:
+                reason = (
+                    "float16 ends at 65504, try bfloat16 or float32; if that does not help, the checkpoint is damaged"
+                )
+            raise ModelError(f"weights of {name} hold values that are not finite, first in {tensor_name}: {reason}")
+
+
+def check_no_alibi(config: Any, name: str) -> None:
+    """Refuse models whose configuration asks for ALiBi in place of rotary embeddings.
+
+    Raises
+    ------
+    ModelError
+        If it does.
+    """
+    if getattr(config.get_text_config(), "alibi", False):
+        raise ModelError(
+            f"{name!r} ({config.model_type}) has ALiBi position biases, not rotary position embeddings (RoPE); "
+            "posstats records rotary decoders only"
+        )

@@ -1,0 +1,160 @@
+"""A table as people see it: cells of three significant digits, as text for a terminal and as HTML for a notebook."""
+
+from collections.abc import Mapping
+from html import escape
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from posstats.columns import COLUMNS
+
+
+class View(NamedTuple):
+    """Cells of a table, ready to be shown.
+
+    Attributes
+    ----------
+    header : list of str
+        A heading per column.
+    rows : list of list of str
+        Cells, row by row.
+    left : list of bool
+        Which columns hold text, and are set flush left.
+    """
+
+    header: list[str]
+    rows: list[list[str]]
+    left: list[bool]
+
+    def text(self) -> str:
+        """Return aligned columns under a ruled header."""
+        widths = [max(map(len, column)) for column in zip(self.header, *self.rows, strict=True)]
+
+        def line(row: list[str]) -> str:
+            cells = zip(row, widths, self.left, strict=True)
+            return "  ".join(cell.ljust(width) if left else cell.rjust(width) for cell, width, left in cells).rstrip()
+
+        rule = "-" * (sum(widths) + 2 * (len(widths) - 1))
+        return "\n".join([line(self.header), rule, *map(line, self.rows)])
+
+    def html(self) -> str:
+        """Return an HTML table, everything escaped."""
+
+        def row(tag: str, cells: list[str]) -> str:
+            styles = ("left" if left else "right;white-space:nowrap" for left in self.left)
+            styled = zip(cells, styles, strict=True)
+            inside = (f'<{tag} style="text-align:{style}">{escape(cell)}</{tag}>' for cell, style in styled)
+            return f"<tr>{''.join(inside)}</tr>"
+
+        body = "".join(row("td", cells) for cells in self.rows)
+        return f"<table><thead>{row('th', self.header)}</thead><tbody>{body}</tbody></table>"
+
+
+def significant(value: object) -> str:
+    """Three significant digits, trailing zeros kept; powers of ten for the very small and large; "–" for NaN.
+
+    Examples
+    --------
+    >>> [significant(v) for v in (0.1, -12.345, 123.4, 0.0, 3.2e-9, 54321.0, float("nan"), 7, "mask")]
+    ['0.100', '-12.3', '123', '0', '3.20e-09', '5.43e+04', '–', '7', 'mask']
+    """
+    if isinstance(value, bool | np.bool_):
+        return "yes" if value else "no"
+    if value is None or value is pd.NA:
+        return "–"
+    if not isinstance(value, float | np.floating):
+        return str(value)
+    if np.isnan(value):
+        return "–"
+    if value == 0:
+        return "0"
+    if np.isinf(value):
+        return f"{value:g}"
+    rounded = float(f"{value:.2e}")
+    if not 1e-3 <= abs(rounded) < 1e4:
+        return f"{rounded:.2e}"
+    return f"{rounded:.{max(0, 2 - int(np.floor(np.log10(abs(rounded)))))}f}"
+
+
+def interval_cells(frame: pd.DataFrame, low: str = "low", high: str = "high") -> list[str]:
+    """Cells that hold both limits of intervals, "–" where there is none.
+
+    Examples
+    --------
+    >>> interval_cells(pd.DataFrame({"low": [0.1, np.nan], "high": [0.25, np.nan]}))
+    ['[0.100, 0.250]', '–']
+    """
+    return [
+        "–" if pd.isna(a) else f"[{significant(a)}, {significant(b)}]"
+        for a, b in zip(frame[low], frame[high], strict=True)
+    ]
+
+
+def in_order(names: list[str]) -> list[str]:
+    """Columns in the order of :data:`posstats.columns.COLUMNS`; what is not in it comes last, as it came."""
+    known = {name: place for place, name in enumerate(COLUMNS)}
+    return sorted(names, key=lambda name: known.get(name, len(known)))
+
+
+def unit_text(units: str) -> str:
+    """A unit as it is written for people; nothing for numbers without one.
+
+    Examples
+    --------
+    >>> unit_text("nats^2"), unit_text("1")
+    ('nats²', '')
+    """
+    return "" if units == "1" else units.replace("^2", "²")
+
+
+def is_text(column: pd.Series) -> bool:
+    """Whether a column holds text."""
+    return any(isinstance(value, str) for value in column)
+
+
+def view_of(frame: pd.DataFrame, units: Mapping[str, str]) -> View:
+    """Cells of a result's table, under the names of its columns.
+
+    The limits of an interval share a cell, and a column of notes that says nothing is left out. Estimates come in the
+    order that columns have in all tables; metrics side by side in that of the frame.
+
+    Parameters
+    ----------
+    frame : pandas.DataFrame
+        Raw numbers.
+    units : mapping of str to str
+        Unit of a column, where it has one.
+
+    Returns
+    -------
+    View
+
+    Examples
+    --------
+    >>> frame = pd.DataFrame({"layer": [0, 1], "estimate": [0.5, 2.0], "low": [0.25, 1.0], "high": [1.0, 4.0]})
+    >>> print(view_of(frame, {"estimate": "nats^2"}).text())
+    layer  estimate (nats²)    [low, high]
+    --------------------------------------
+        0             0.500  [0.250, 1.00]
+        1              2.00   [1.00, 4.00]
+    """
+    header, columns, left = [], [], []
+    names = [str(column) for column in frame]
+    for name in in_order(names) if "estimate" in names else names:
+        stem = name.removesuffix("low")
+        if name.endswith("high") and f"{name.removesuffix('high')}low" in frame:
+            continue
+        if name.endswith("low") and f"{stem}high" in frame:
+            header.append("[low, high]")
+            columns.append(interval_cells(frame, name, f"{stem}high"))
+            left.append(False)
+            continue
+        if name in ("note", "reason") and not frame[name].astype(bool).any():
+            continue
+        cells = [significant(value) for value in frame[name].tolist()]
+        unit = unit_text(units.get(name, ""))
+        header.append(f"{name} ({unit})" if unit else name)
+        columns.append([unit_text(cell) or cell for cell in cells] if name == "unit" else cells)
+        left.append(is_text(frame[name]))
+    return View(header, [list(row) for row in zip(*columns, strict=True)], left)

@@ -1,0 +1,221 @@
+"""What people see of a result in a terminal and a notebook, and what they take it further with."""
+
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import posstats as ps
+from posstats.columns import COLUMNS
+from posstats.results import SHOWN, LeakageResult
+from posstats.results_claims import MixedResult
+from posstats.results_comparison import WideResult
+from posstats.views import significant, unit_text, view_of
+
+
+class Page(HTMLParser):
+    """Cells of the tables of a piece of HTML, its other text, and whether every element was closed."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.rows, self.text, self.open, self.closed = [], [], [], True
+        self.feed(html)
+        self.close()
+        self.closed &= not self.open
+
+    def handle_starttag(self, tag, _attributes):
+        self.open.append(tag)
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+
+    def handle_endtag(self, tag):
+        self.closed &= bool(self.open) and self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] in ("td", "th"):
+            self.rows[-1][-1] += data
+        else:
+            self.text.append(data)
+
+
+def name(result):
+    return type(result).__name__
+
+
+def row(**more):
+    return {"condition": "baseline", "queries": "all", "estimate": 0.25, "se": 0.1, "low": 0.0, "high": 0.5} | more
+
+
+SETTINGS = {"level": 0.95, "n_documents": 24, "resampling_unit": "document"}
+
+
+class TestHTML:
+    def test_is_well_formed_and_shows_every_row_or_says_how_many_it_does_not(self, results):
+        for one in results:
+            page = Page(one._repr_html_())
+            assert page.closed, name(one)
+            assert len(page.rows) == 1 + min(len(one.table), SHOWN), name(one)
+            assert {len(cells) for cells in page.rows} == {len(page.rows[0])}, name(one)
+            hidden = len(one.table) - SHOWN
+            said = [text for text in page.text if "more rows" in text]
+            assert said == ([f"... {hidden} more rows in .table"] if hidden > 0 else []), name(one)
+
+    def test_units_stand_where_there_are_any(self, results):
+        for one in results:
+            page = Page(one._repr_html_())
+            heading = page.text[0]
+            assert heading.startswith(one.title)
+            assert "()" not in heading + "".join(page.rows[0])
+            assert heading == (f"{one.title} ({unit_text(one.units)})" if unit_text(one.units) else one.title)
+            if isinstance(one, MixedResult):
+                assert "unit" in page.rows[0]
+            if isinstance(one, WideResult):
+                assert "leakage (nats²)" in page.rows[0]
+
+    def test_no_raw_nan_and_no_long_number(self, results):
+        for one in results:
+            cells = [cell for cells in Page(one._repr_html_()).rows[1:] for cell in cells]
+            assert not {"nan", "NaN", "None", "<NA>"} & set(cells), name(one)
+            numbers = [cell for cell in cells if cell.replace(".", "").replace("-", "").isdigit() and "." in cell]
+            assert numbers
+            assert max(map(len, numbers)) <= len("-0.00123"), name(one)
+
+    def test_what_is_written_by_others_is_escaped(self):
+        table = pd.DataFrame([row(condition="<script>", note="a & b")])
+        result = LeakageResult(table, SETTINGS | {"baseline": "<b>"}, ("mind <i> & others",))
+        html = result._repr_html_()
+        assert "&lt;script&gt;" in html
+        assert not re.search("<(script|b|i)>", html)
+        page = Page(html)
+        assert page.rows[1][0] == "<script>"
+        assert page.text[-1] == "note: mind <i> & others"
+
+    def test_settings_and_what_else_there_is(self, results):
+        for one in results:
+            text = " ".join(Page(one._repr_html_()).text)
+            assert all(f"{key.replace('_', ' ')} {value}" in text for key, value in one.settings.items())
+        text = {name(one): " ".join(Page(one._repr_html_()).text) for one in results}
+        assert "more in .contrasts" in text["SinkResult"]
+        assert "more in .identification" in text["TrajectoryResult"]
+        assert "more in .heads" in text["ModelLevelResult"]
+        assert "more in" not in text["LeakageResult"]
+
+
+class TestIntervals:
+    def test_limits_share_a_cell_beside_the_estimate(self, results):
+        for one in results:
+            if isinstance(one, WideResult):
+                continue
+            header, *rows = Page(one._repr_html_()).rows
+            at = header.index("[low, high]")
+            assert header[at - 2 : at] == ["estimate", "se"] or header[at - 1] == "estimate", name(one)
+            assert "low" not in header
+            assert "high" not in header
+            for cells, (_, numbers) in zip(rows, one.table.iterrows(), strict=False):
+                given = pd.notna(numbers.low)
+                expected = f"[{significant(numbers.low)}, {significant(numbers.high)}]" if given else "–"
+                assert cells[at] == expected
+
+    def test_further_intervals_stand_beside_what_they_are_of(self, results):
+        (sinks,) = (one for one in results if name(one) == "SinkResult")
+        header = Page(sinks._repr_html_()).rows[0]
+        assert header[header.index("output_fraction") + 1] == "[low, high]"
+        assert header[header.index("value_norm_ratio") + 1] == "[low, high]"
+        (earlier,) = (one for one in results if name(one) == "EarlierMetricsResult")
+        header = Page(earlier._repr_html_()).rows[0]
+        assert header[header.index("leakage (nats²)") + 1] == "[low, high]"
+        assert header[header.index("residual_share") + 1] == "[low, high]"
+
+
+class TestCells:
+    def test_withheld_numbers_are_dashes_with_a_note(self):
+        ds = ps.simulate(n=30, length=48, strength=0.0, conditions=["baseline", "bos=mean"], seed=1).dataset
+        result = ps.removal(ds, "bos=mean")
+        header, *rows = Page(result._repr_html_()).rows
+        withheld = [cells for cells in rows if cells[header.index("note")].startswith("withheld")]
+        assert withheld
+        for cells in withheld:
+            assert {cells[header.index(column)] for column in ("estimate", "se", "[low, high]", "p", "q")} == {"–"}
+
+    def test_a_column_of_empty_notes_is_left_out(self):
+        frame = pd.DataFrame([row(note=""), row(note="")])
+        assert "note" not in view_of(frame, {}).header
+        assert "note" in view_of(pd.concat([frame, pd.DataFrame([row(note="few")])]), {}).header
+
+    def test_truth_and_absence(self):
+        frame = pd.DataFrame({"holds": [True, None, False], "estimate": [1e-9, np.nan, 1.5]})
+        assert view_of(frame, {}).rows == [["1.00e-09", "yes"], ["–", "–"], ["1.50", "no"]]
+
+    def test_columns_come_in_the_order_of_all_tables(self, results):
+        for one in results:
+            if isinstance(one, WideResult):
+                continue
+            header = [title.split(" (")[0] for title in Page(one._repr_html_()).rows[0]]
+            known = [list(COLUMNS).index(title) for title in header if title in COLUMNS]
+            assert known == sorted(known), name(one)
+
+    def test_text_and_html_say_the_same(self, results):
+        for one in results:
+            header, *rows = Page(one._repr_html_()).rows
+            lines = one.summary().split("\n")
+            assert lines[1].split() == " ".join(header).split()
+            for line, cells in zip(lines[3:], rows, strict=False):
+                assert line.split() == " ".join(cells).split()
+            assert repr(one) == one.summary()
+
+    def test_fewer_rows_can_be_asked_for(self, results):
+        text = results[0].summary(rows=2)
+        assert f"... {len(results[0].table) - 2} more rows in .table" in text
+        assert len(text.split("\n")) == 1 + 2 + 2 + 2
+
+
+class TestFurther:
+    def test_data_frame_is_a_copy(self, results):
+        for one in results:
+            frame = one.to_dataframe()
+            pd.testing.assert_frame_equal(frame, one.table)
+            frame[frame.columns[-1]] = "changed"
+            assert not frame.equals(one.table)
+
+    def test_pandas_writes_latex(self, results):
+        for one in results:
+            latex = one.table.to_latex(index=False)
+            assert latex.count("\\\\") == 1 + len(one.table), name(one)
+
+    def test_dataset_has_the_numbers_under_their_labels(self, results):
+        for one in results:
+            ds = one.to_dataset()
+            assert list(ds.dims) == (["row"] if isinstance(one, MixedResult) else one.keys), name(one)
+            labelled = one.table if isinstance(one, MixedResult) else one.table.set_index(one.keys)
+            found = ds.to_dataframe().loc[labelled.index, labelled.columns]
+            pd.testing.assert_frame_equal(found, labelled, check_dtype=False, check_names=False)
+
+    def test_dataset_explains_itself(self, results):
+        for one in results:
+            ds = one.to_dataset()
+            assert ds.attrs["title"] == one.title
+            assert all(isinstance(value, str) for value in ds.attrs.values())
+            for column, unit in one.all_units.items():
+                if column in ds:
+                    assert ds[column].attrs["units"] == (unit or "see the variable unit"), name(one)
+            for column in set(map(str, ds.variables)) - {"row"}:
+                assert ds[column].attrs["long_name"] == COLUMNS[column], column
+            assert one.title in ds._repr_html_()
+
+    def test_a_result_without_rows_has_all_of_it(self, results):
+        (trajectory,) = (one for one in results if name(one) == "TrajectoryResult")
+        whole = trajectory.identification
+        empty = replace(whole, table=whole.table.iloc[:0])
+        assert len(Page(empty._repr_html_()).rows) == 1
+        assert empty.to_dataset().sizes["condition"] == 0
+        assert empty.title in repr(empty)
+
+
+@pytest.mark.parametrize("value", [0.0, 1e-12, -3.14159, 99999.0, np.float32(0.5), np.inf, True, 12, "mask", pd.NA])
+def test_no_cell_is_empty(value):
+    assert significant(value)
