@@ -32,19 +32,12 @@ def shares(ds):
     return {"shares": ps.shares(ds, by=["layer"], octaves=False, n_permutations=99).table}
 
 
-def leakage(ds):
-    import posstats as ps
-
-    return {"leakage": ps.leakage(ds.sel(condition="baseline"), octaves=False, n_permutations=99).table}
-
-
 def others(ds):
     import posstats as ps
 
     sinks = ps.sinks(ds)
     return {
         "removal": ps.removal(ds, "bos=mean", n_permutations=99).table,
-        "position tests": ps.position_tests(ds.sel(condition="baseline")).table,
         "sinks": sinks.table,
         "sink contrasts": sinks.contrasts.table,
     }
@@ -149,7 +142,7 @@ def main(mode, n_bytes, out, *files):
             Path(out).write_text(f"{type(error).__name__}: {error}")
         return
     ds = ps.open_dump(files[0])
-    found = shares(ds) | leakage(ds) | others(ds) if mode == "threads" else on_cluster(ds, n_bytes)
+    found = shares(ds) | others(ds) if mode == "threads" else on_cluster(ds, n_bytes)
     Path(out).write_bytes(pickle.dumps(found))
 
 
