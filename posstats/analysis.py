@@ -35,7 +35,8 @@ from posstats.vocabulary import FEW_DOCUMENTS
 
 logger = logging.getLogger(__name__)
 
-_LIBRARIES = ("numpy", "scipy", "pandas", "statsmodels", "xarray", "dask", "matplotlib")
+#: What results are computed and drawn with.
+LIBRARIES = ("numpy", "scipy", "pandas", "statsmodels", "xarray", "dask", "matplotlib")
 _MANIFEST = "manifest.json"
 _HEADLINE = ["dump", "quantity", "unit", "estimate", "low", "high", "p", "q", "note"]
 
@@ -347,5 +348,5 @@ def code_digest() -> str:
     """
     package = Path(__file__).parent
     parts = [f"{path.relative_to(package)} {_file_digest(path)}" for path in sorted(package.rglob("*.py"))]
-    parts += [f"{name} {importlib.metadata.version(name)}" for name in _LIBRARIES]
+    parts += [f"{name} {importlib.metadata.version(name)}" for name in LIBRARIES]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
