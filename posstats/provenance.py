@@ -6,7 +6,8 @@ import json
 from functools import cache
 from pathlib import Path
 
-_LIBRARIES = ("numpy", "scipy", "pandas", "statsmodels", "xarray", "dask", "matplotlib")
+#: What results are computed and drawn with.
+LIBRARIES = ("numpy", "scipy", "pandas", "statsmodels", "xarray", "dask", "matplotlib")
 
 
 def file_digest(path: Path) -> str:
@@ -27,7 +28,7 @@ def versions() -> dict[str, str]:
     package = Path(__file__).parent
     source = "\n".join(f"{path.relative_to(package)} {file_digest(path)}" for path in sorted(package.rglob("*.py")))
     own = hashlib.sha256(source.encode()).hexdigest()
-    return {"posstats": own} | {name: importlib.metadata.version(name) for name in _LIBRARIES}
+    return {"posstats": own} | {name: importlib.metadata.version(name) for name in LIBRARIES}
 
 
 def code_digest() -> str:

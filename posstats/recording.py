@@ -214,14 +214,12 @@ def _prepared(
 
 def _check_memory(dumps: Mapping[Path, DumpConfig], design: SequencesConfig, record: RecordConfig) -> None:
     """Refuse more tokens than the memory holds, before any is drawn."""
-    import torch
-
     from posstats.dumping.memory import available_memory
 
     conditions = max((len(entry.conditions or record.conditions) for entry in dumps.values()), default=1)
     # 8 bytes a token: as drawn, as fed under each condition, and once more while these are put together; and a label.
     each = 8 * design.length * (2 + 2 * conditions) + 200
-    free = available_memory(torch.device("cpu"))
+    free = available_memory()
     if design.n * each > free:
         raise InputError(
             f"the tokens of {design.n} sequences take about {design.n * each / 1e9:.1f} GB of memory and "

@@ -228,7 +228,7 @@ class TestTraps:
         for options, message in (({"length": 17}, "at least 18"), ({"n": 7}, "at least 8"), ({"noise": -1.0}, "noise")):
             with pytest.raises(InputError, match=message):
                 trap_table(**options)
-        with pytest.raises(DesignError, match="lie outside"):
+        with pytest.raises(DesignError, match="are too large for sequences of 20 tokens"):
             trap_table(length=20, offsets=[0, 18])
 
     def test_faces(self):

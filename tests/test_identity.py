@@ -42,8 +42,9 @@ def record(model):
 
 
 class TestSettings:
-    def test_the_same_model_is_the_same(self, llama):
-        assert settings(llama) == settings(tiny.build("llama"))
+    @pytest.mark.parametrize("dtype", ["float32", "float64"])
+    def test_the_same_model_is_the_same(self, dtype):
+        assert settings(tiny.build("llama", dtype)) == settings(tiny.build("llama", dtype))
 
     @pytest.mark.parametrize(
         ("family", "changes"),

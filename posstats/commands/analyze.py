@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,9 +10,8 @@ import typer
 from posstats.analysis import closing_tables, outstanding, run_analyses
 from posstats.cluster import scheduler as scheduler_at
 from posstats.commands.costs import cost_facts, cost_text
-from posstats.commands.shared import AsJson, Quiet, Scheduler, examples, print_json, reporting
-from posstats.config import AnalysisConfig, load_config
-from posstats.errors import InputError
+from posstats.commands.shared import AsJson, Quiet, Scheduler, asked, examples, print_json, reporting
+from posstats.config import AnalysisConfig
 from posstats.recording import estimate_dumps, record_dumps
 from posstats.tables import to_text
 
@@ -57,17 +55,7 @@ def analyze(
     analyses are spread over workers (docs/scale.md); what is to be recorded is recorded here: record large dumps with
     posstats dump --scheduler first.
     """
-    settings = load_config(config, profile=profile, model=model)
-    if results is not None:
-        settings = replace(settings, run=replace(settings.run, results=str(results)))
-    if dumps and model is not None:
-        raise InputError("give dumps to analyse or a model to record, not both")
-    if dumps:
-        paths, folder = {path.stem: path for path in dumps}, Path(settings.run.results)
-        if len(paths) < len(dumps):
-            raise InputError("two dumps have the same file name; results are kept by that name")
-    else:
-        paths, folder = {name: settings.dump_path(name) for name in settings.dumps}, settings.results_folder()
+    settings, paths, folder = asked(dumps, config, profile, model, results)
     work = (
         {} if dumps else {paths[name]: entry for name, entry in settings.dumps.items()},
         settings.model, settings.sequences, settings.record, settings.run,

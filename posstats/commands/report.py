@@ -1,15 +1,12 @@
 """``posstats report``: the results of an analysis as one HTML page."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from posstats.analysis import outstanding
-from posstats.commands.shared import Quiet, examples
-from posstats.config import load_config
-from posstats.errors import InputError
+from posstats.commands.shared import Quiet, asked, examples
 from posstats.report.page import write_report
 from posstats.report.reading import read_results
 
@@ -38,15 +35,7 @@ def report(
     methods paragraph with the settings filled in, versions and digests. It needs no network and no other file. Name the
     configuration, profile, model and dumps as for posstats analyze, which has to have run.
     """
-    settings = load_config(config, profile=profile, model=model)
-    if results is not None:
-        settings = replace(settings, run=replace(settings.run, results=str(results)))
-    if dumps and model is not None:
-        raise InputError("give the dumps that were analysed or the model that was recorded, not both")
-    if dumps:
-        paths, folder = {path.stem: path for path in dumps}, Path(settings.run.results)
-    else:
-        paths, folder = {name: settings.dump_path(name) for name in settings.dumps}, settings.results_folder()
+    settings, paths, folder = asked(dumps, config, profile, model, results)
     found = read_results(folder, paths, [Path(name).stem for name in settings.analyses.files])
     there = {name: path for name, path in paths.items() if path.is_file()}
     outdated = [label for label, needed in outstanding(settings, there, folder).items() if needed]

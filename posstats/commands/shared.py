@@ -5,13 +5,18 @@ import logging
 import math
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import typer
 from tqdm import tqdm
+
+from posstats.config import AnalysisConfig, load_config
+from posstats.errors import InputError
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no notices; results, warnings, errors.")]
 Scheduler = Annotated[
@@ -24,6 +29,42 @@ Scheduler = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+def asked(
+    dumps: Sequence[Path] | None, config: Path, profile: str | None, model: str | None, results: Path | None
+) -> tuple[AnalysisConfig, dict[str, Path], Path]:
+    """What is to be analysed, or was: named dumps, or those of a configuration.
+
+    Parameters
+    ----------
+    dumps, config, profile, model, results
+        As given on the command line.
+
+    Returns
+    -------
+    settings : AnalysisConfig
+    paths : dict of str to Path
+        Name of a dump, by which its results are kept -> its file, which may not be there yet.
+    folder : Path
+        Of the results.
+
+    Raises
+    ------
+    InputError
+        If dumps and a model are given, two dumps have the same name, or the configuration cannot be read.
+    """
+    settings = load_config(config, profile=profile, model=model)
+    if results is not None:
+        settings = replace(settings, run=replace(settings.run, results=str(results)))
+    if not dumps:
+        return settings, {name: settings.dump_path(name) for name in settings.dumps}, settings.results_folder()
+    if model is not None:
+        raise InputError("give dumps to analyse or a model to record, not both")
+    paths = {path.stem: path for path in dumps}
+    if len(paths) < len(dumps):
+        raise InputError("two dumps have the same file name; results are kept by that name")
+    return settings, paths, Path(settings.run.results)
 
 
 class _Lines(logging.Handler):

@@ -54,7 +54,7 @@ def interventions(model: Any) -> str:
     str
         Empty for a plain model. What a hook does cannot be told from outside, so where there are hooks each call
         returns another text: no two dumps of such a model count as the same. transformers' own hooks, which capture
-        outputs, change nothing and do not count.
+        outputs, and ours, which compute in float64, do not count: they go with the configuration and the number format.
     """
     hooked, adapters = [], set()
     for name, module in model.named_modules():
@@ -73,4 +73,4 @@ def interventions(model: Any) -> str:
 
 
 def _harmless(hook: Any) -> bool:
-    return (getattr(hook, "__module__", None) or "").startswith("transformers.")
+    return (getattr(hook, "__module__", None) or "").startswith(("transformers.", "posstats."))

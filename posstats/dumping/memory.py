@@ -16,20 +16,20 @@ _SHARE = 0.5
 _RECORD_COPIES = 5
 
 
-def available_memory(device: torch.device) -> int:
+def available_memory(device: torch.device | None = None) -> int:
     """Bytes that can be allocated on a device without swapping.
 
     Parameters
     ----------
-    device : torch.device
-        A CPU or CUDA device.
+    device : torch.device, optional
+        A CPU or CUDA device; the CPU by default.
 
     Returns
     -------
     int
         Free bytes; on the CPU the smaller of what the machine and the control group have left.
     """
-    if device.type == "cuda":
+    if device is not None and device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     machine = re.search(r"MemAvailable:\s*(\d+) kB", _text("/proc/meminfo"))
     limits = [int(machine[1]) * 1024] if machine else []

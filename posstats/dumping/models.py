@@ -34,6 +34,7 @@ from posstats.vocabulary import ADAPTED, TRAINED, VARIANT
 __all__ = ["embed", "load_model", "max_length", "model_facts"]
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
+_ALLOWED = f"allowed: {DEFAULT_MODEL!r}, a folder or hub id with safetensors and no remote code, a .gguf file"
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,8 +226,7 @@ def _reach(name: str, revision: str) -> dict[str, Any]:
             return {"local_files_only": True}
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ModelError(
-            f"there is no folder {name!r} here, and as a hub id it cannot be loaded: {reason} (allowed: "
-            f"{DEFAULT_MODEL!r}, a folder or hub id with safetensors and no remote code, a .gguf file)"
+            f"there is no folder {name!r} here, and as a hub id it cannot be loaded: {reason} ({_ALLOWED})"
         ) from error
     return {}
 
@@ -238,8 +238,7 @@ def pretrained(factory: Any, name: str | Path, source: str, options: dict[str, A
     except Exception as error:  # what a file or a server can do wrong ends in errors of many libraries
         reason = str(error).strip().splitlines()
         raise ModelError(
-            f"cannot load {str(name)!r}: {reason[0] if reason else type(error).__name__} "
-            f"(allowed: {DEFAULT_MODEL!r}, a folder or hub id with safetensors and no remote code, a .gguf file)"
+            f"cannot load {str(name)!r}: {reason[0] if reason else type(error).__name__} ({_ALLOWED})"
         ) from error
 
 

@@ -5,10 +5,10 @@ import platform
 from html import escape
 
 import posstats
+from posstats.provenance import LIBRARIES
 from posstats.report.elements import paragraphs
 from posstats.report.reading import Results
 
-_LIBRARIES = ("numpy", "scipy", "pandas", "statsmodels", "xarray", "dask", "matplotlib")
 #: Attributes in front; the others follow by name.
 _FIRST = (
     "model", "model_revision", "model_kind", "model_variant", "weights_sha256", "settings_sha256", "posstats_version",
@@ -37,7 +37,7 @@ def environment_html(results: Results) -> str:
         parts.append(_facts({key: _plain(value) for key, value in facts.items()}))
     digests = {f"{one.question} of {one.dump}": one.digest for one in results.answers}
     versions = {"Python": platform.python_version(), "posstats": posstats.__version__}
-    versions |= {name: importlib.metadata.version(name) for name in _LIBRARIES}
+    versions |= {name: importlib.metadata.version(name) for name in LIBRARIES}
     parts += [
         "<h3>Answers</h3>",
         paragraphs(
