@@ -42,7 +42,7 @@ app.command(epilog=bench.EPILOG)(bench.bench)
 def main() -> None:
     """Run the command line; a mistake of the user's ends in one line on stderr and exit code 2."""
     try:
-        app()
+        app(prog_name="posstats")  # however it was started, as by python -m
     except PosstatsError as error:
         _end(str(error))
     except OSError as error:

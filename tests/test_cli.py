@@ -147,6 +147,8 @@ class TestHelp:
             "path",
             "overwrite",
             "shard",
+            "scheduler",
+            "shards",
             "dry_run",
             "as_json",
             "quiet",

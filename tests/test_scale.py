@@ -64,7 +64,7 @@ def ds():
 def path(ds, tmp_path_factory):
     """A file whose chunks hold some of the heads."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(store, "CHUNK_BYTES", 2**17)
+        patch.setattr(store, "CHUNK_BYTES", 100_000)
         return write_dump(ds, tmp_path_factory.mktemp("scale") / "dump.h5")
 
 
@@ -158,7 +158,7 @@ def submitted(monkeypatch):
 class TestCluster:
     def test_every_estimator_gives_the_same_bits_two_heads_at_a_time(self, submitted, path, asked):
         estimator, expected = asked
-        with open_dump(path) as lazy, dask.config.set({"posstats.block-bytes": "500 kB"}):
+        with open_dump(path) as lazy, dask.config.set({"posstats.block-bytes": "200 kB"}):
             (of_block, *_) = (one.heads for one in blocks.field_blocks(lazy.sel(condition="baseline")))
             assert of_block == slice(0, 2)
             assert lazy.logit.chunksizes["head"] == (2, 2, 1)
