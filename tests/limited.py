@@ -54,7 +54,11 @@ def concatenated(files, repeats):
     joined = {}
     for name, first in parts[0].data_vars.items():
         dim = next((dim for dim in ("layer", "depth") if dim in first.dims), None)
-        joined[name] = first if dim is None else xr.concat([part[name] for part in parts], dim, coords="minimal", compat="override")
+        joined[name] = (
+            first
+            if dim is None
+            else xr.concat([part[name] for part in parts], dim, coords="minimal", compat="override")
+        )
     n_layers = joined["logit"].sizes["layer"]
     labels = {"layer": np.arange(n_layers), "depth": np.arange(n_layers + 1)}
     joined = {name: one.isel(depth=slice(n_layers + 1)) if "depth" in one.dims else one for name, one in joined.items()}
