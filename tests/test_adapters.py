@@ -236,7 +236,18 @@ def test_the_corpus_is_the_same_every_time_and_parts_are_disjoint(monkeypatch):
 
 # ---- what is committed
 
-RUNS = sorted(file.parent.name for file in COMMITTED.glob(f"*/{RECORD}"))
+RUNS = [f"{architecture}-{seed}" for architecture in fit.ARCHITECTURES for seed in range(3)]
+
+
+def test_all_runs_are_committed_and_listed():
+    assert sorted(file.parent.name for file in COMMITTED.glob(f"*/{RECORD}")) == sorted(RUNS)
+    table = study.tabulate(COMMITTED)
+    assert (COMMITTED / "runs.csv").read_text(encoding="utf-8") == table.to_csv(index=False, lineterminator="\n")
+    documented = (trained.ROOT / "docs" / "architectures.md").read_text(encoding="utf-8")
+    for architecture, runs in table.groupby("architecture"):
+        before, after = runs.held_out_loss_before, ", ".join(f"{loss:.3f}" for loss in runs.held_out_loss_after)
+        assert before.nunique() == 1  # that of the base under this architecture
+        assert f"| `{architecture}` | {before.iloc[0]:.3f} | {after} |" in documented
 
 
 @pytest.mark.parametrize("name", RUNS)
