@@ -38,7 +38,7 @@ report: analyze
 	$(BIN)/posstats report --config $(CONFIG) $(if $(PROFILE),--profile $(PROFILE)) $(if $(MODEL),--model "$(MODEL)")
 
 test: $(VENV)/.ready-test
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
+	$(BIN)/python -m pytest -n $(JOBS)
 
 calibrate: $(VENV)/.ready
 	$(BIN)/python -m analyses.calibration --datasets $(DATASETS) --processes $(JOBS) --docs docs
