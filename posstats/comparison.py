@@ -36,6 +36,9 @@ TRAPS = {
     "log(j+1) key term": "logit_drift and denominator_drift",
     "iid noise": "mask alone",
 }
+#: What a dump holds of attention, and of the residual stream, that these metrics are made of.
+_ATTENTION = ("logit", "sink_logit", "log_denominator_rest")
+_STREAM = ("trajectory", "residual_norm")
 _FEWEST_SEQUENCES = 8
 _EARLY = "[2, 16)"
 
@@ -120,7 +123,7 @@ def earlier_metrics(
     """
     if sink_length < 1:
         raise InputError(f"sink_length must be at least 1, not {sink_length}.")
-    if missing := [name for name in ("trajectory", "residual_norm") if name not in data]:
+    if missing := [name for name in (*_ATTENTION, *_STREAM) if name not in data]:
         raise InputError(f"This dataset is not a whole dump: it lacks {', '.join(missing)}.")
     data = analysable(data, offsets)
     ours, share = (
@@ -140,7 +143,7 @@ def earlier_metrics(
     job = partial(_attention_metrics, sink_length=min(sink_length, data.sizes["query"]))
     for name in np.atleast_1d(data.condition.values):
         one = select_condition(data, name)
-        blocks = head_blocks(one[["logit", "sink_logit", "log_denominator_rest"]])
+        blocks = head_blocks(one[[*_ATTENTION]])
         for layer, parts in by_layer(side_by_side(job, blocks)):
             by_head = {metric: np.concatenate([part[metric] for part in parts]) for metric in parts[0]}
             rows.append({"condition": str(name), "layer": layer} | _pooled(by_head) | _stream_metrics(one, layer))

@@ -94,7 +94,7 @@ class Killer(threading.Thread):
         self.parts, self.killed = parts, None
 
     def run(self):
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 600
         while self.killed is None and time.monotonic() < deadline:
             if any(self.parts.glob("*.piece")):
                 for lock in self.parts.glob("shard-*.lock"):
