@@ -1,5 +1,6 @@
 """Analysis files and what runs them: right numbers, current results kept, everything else computed anew."""
 
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -178,8 +179,11 @@ class TestReuse:
             "from posstats.errors import DesignError\ndef analyse(ds, inference):\n    raise DesignError('no')\n"
         )
         config = replace(config, analyses=AnalysesConfig(("controls.py", "broken.py")))
+        (tmp_path / "results").mkdir()
+        (tmp_path / "results" / "headline.csv").write_text("of an earlier recording")
         with pytest.raises(ps.errors.DesignError, match="no"):
             run_analyses(config, {"sim": dump}, tmp_path / "results", show=False)
+        assert not (tmp_path / "results" / "headline.csv").exists()
         assert (tmp_path / "results" / "sim" / "controls" / "manifest.json").is_file()
         assert not (tmp_path / "results" / "sim" / "broken" / "manifest.json").exists()
 
@@ -247,5 +251,10 @@ def test_the_ledger_closes(dump, inference, tmp_path):
     run_analyses(config, {"sim": dump}, tmp_path, show=False)
     (shown,) = closing_tables(config, {"sim": dump}, tmp_path)
     verdicts = ps.claims(ps.open_dump(dump), **inference.options()).verdicts().iloc[0]
-    rows = [line.split() for line in shown.splitlines() if " claim " in line]
+    rows = [line.split() for line in shown.splitlines() if re.match(r"C\d +claim ", line)]
     assert {row[0]: " ".join(row[-3:]) if row[-1] == "here" else row[-1] for row in rows} == verdicts.to_dict()
+    # Why nothing could be tested is said as the table of the ledger has it.
+    untested = csv(tmp_path, "claims").query("part == 'claim' and verdict == 'not testable here'")
+    said = " ".join(shown.split())
+    assert len(untested)
+    assert all(f"{row.claim} is not testable here: {row.reason}." in said for row in untested.itertuples())
