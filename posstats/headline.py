@@ -15,16 +15,15 @@ from posstats.vocabulary import FEW_DOCUMENTS
 #: Name of its files, without ending.
 HEADLINE = "headline"
 _COLUMNS = ["dump", "quantity", "unit", "estimate", "low", "high", "p", "q", "note"]
-#: What lines rest on -> how a footnote about it begins.
-_KINDS = {
-    "queries": "Query positions i (0 is the first token, T their number), {}",
-    "intervals": "Intervals, {}",
-    "p": "p, {}",
-    "q": "q, {}",
-}
-_ALONE = (
-    "Where a family holds a single p, as that of a number pooled over all heads and layers does under one condition, q "
-    "equals p; counts of heads rest on the q of every head."
+#: What lines rest on -> how a footnote says so.
+_KINDS = {"intervals": "interval, {}", "queries": "queries i, {}", "p": "p, {}", "q": "q, {}"}
+_SINGLE = (
+    "Where a family holds a single p, as that of a number pooled over all heads and layers under one condition does, q "
+    "equals p. Counts of heads rest on the q of every head. T tokens, position 0 is the first."
+)
+_MORE = (
+    "Offsets, queries, tests with their null hypotheses, and families of q of every line stand below the table in "
+    f"{HEADLINE}.md."
 )
 #: Where the name of a quantity goes on with the condition, heads or threshold of one row.
 _PARTICULARS = re.compile(r",| by | under | from ")
@@ -50,28 +49,35 @@ def headline_table(rows: Sequence[Mapping[str, Any]], dumps: Mapping[str, Path],
     frame = pd.DataFrame(rows, columns=_COLUMNS)
     # Counts stay whole numbers beside estimates.
     frame["estimate"] = pd.Series([row["estimate"] for row in rows], dtype=object)
-    # A dump's own footnote comes before those that could begin like its name.
-    notes = [f"{100 * level:g}% intervals. Resampling unit: document."]
+    level_note = f"{100 * level:g}% intervals. Resampling unit: document."
+    described, analysed = [], []
     for name, path in dumps.items():
         with open_dump(path) as dataset:
-            notes.append(f"{name}: {_described(dataset)}.")
-            notes.append(f"Recorded and analysed of {name}: {_analysed(dataset)}.")
-    notes += _shared(rows)
-    return Table(frame, "Where absolute position comes from", notes=tuple(notes), level=level)
+            described.append(f"{name}: {_described(dataset)}.")
+            analysed.append(f"Analysed of {name}: {_analysed(dataset)}.")
+    shared = list(_shared(rows))
+    return Table(
+        frame,
+        "Where absolute position comes from",
+        # What dumps are comes before footnotes that could begin with the name of one.
+        notes=(level_note, *described, *analysed, *shared, *([_SINGLE] if shared else [])),
+        level=level,
+        on_terminal=(level_note, *described, *([_MORE] if shared else [])),
+    )
 
 
 def _shared(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """A footnote for everything that lines have in common, with the lines that have it."""
-    for kind, start in _KINDS.items():
-        said: dict[str, dict[str, None]] = {}
-        for row in rows:
-            text = row["rests_on"].get(kind)
-            if text and (kind != "intervals" or pd.notna(row["low"])):
-                said.setdefault(text, {})[_PARTICULARS.split(row["quantity"])[0]] = None
-        for text, names in said.items():
-            yield f"{start.format(', '.join(names))}: {text}."
-    if any("q" in row["rests_on"] for row in rows):
-        yield _ALONE
+    """A footnote for the lines that rest on the same, with their names."""
+    groups: dict[str, dict[str, None]] = {}
+    for row in rows:
+        said = dict(row["rests_on"])
+        if pd.isna(row["low"]):
+            said.pop("intervals", None)
+        text = "; ".join(start.format(said[kind]) for kind, start in _KINDS.items() if kind in said)
+        if text:
+            groups.setdefault(text, {})[_PARTICULARS.split(row["quantity"])[0]] = None
+    for text, names in groups.items():
+        yield f"{', '.join(names)}: {text}."
 
 
 def _described(dataset: xr.Dataset) -> str:

@@ -38,14 +38,14 @@ _FAMILIES = {
 _ALL = "max offset < i < T - 1"
 #: Which queries the rows are about.
 _QUERIES = {
-    LeakageResult: f"{_ALL} where queries is all; summed over the offsets, so compare leakage at the same offsets only",
-    ShareResult: f"{_ALL} where queries is all",
-    MagnitudeResult: "those of the bin, early are 2 <= i < 16; departures are from the mean over i >= T/2",
-    RemovalResult: "those of the bin, early are 2 <= i < 16; magnitudes are departures from the mean over i >= T/2",
+    LeakageResult: f"{_ALL} (bin all), summed over the offsets: compare leakage at the same offsets only",
+    ShareResult: f"{_ALL} (bin all)",
+    MagnitudeResult: "those of the bin (early: 2 <= i < 16), departing from the mean over i >= T/2",
+    RemovalResult: "those of the bin (early: 2 <= i < 16), departing from the mean over i >= T/2",
     PositionResult: _ALL,
     position0.SinkResult: "i >= 16",
     position0.SinkContrastResult: "i >= 16; under bos@P, i >= P + 16",
-    position0.IdentificationResult: "heads pass on their mean over i >= 16",
+    position0.IdentificationResult: "i >= 16",
     position0.ReaderResult: _ALL,
     DecodingResult: _ALL,
 }
@@ -103,6 +103,8 @@ class Table:
         Footnotes: what the numbers rest on, warnings.
     level : float
         Confidence level of the interval `low` .. `high`.
+    on_terminal : tuple of str, optional
+        What stands in the place of many footnotes where the table is printed as text.
     """
 
     frame: pd.DataFrame
@@ -110,6 +112,7 @@ class Table:
     units: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     level: float = 0.95
+    on_terminal: tuple[str, ...] | None = None
 
 
 def rests_on(result: Result) -> dict[str, str]:
@@ -303,7 +306,8 @@ def to_text(table: Table) -> str:
     mask     0.500
     sink    -0.250
     """
-    notes = [textwrap.fill(note, _WIDTH, subsequent_indent="  ", break_on_hyphens=False) for note in table.notes]
+    shown = table.notes if table.on_terminal is None else table.on_terminal
+    notes = [textwrap.fill(note, _WIDTH, subsequent_indent="  ", break_on_hyphens=False) for note in shown]
     return "\n".join([table.title, _formatted(table).text(), *notes])
 
 
