@@ -17,10 +17,11 @@ from posstats.analysis import run_analyses
 from posstats.config import AnalysesConfig, AnalysisConfig, InferenceConfig
 from posstats.errors import InputError
 from posstats.report.captions import caption_of
+from posstats.report.heads import heads_html
 from posstats.report.page import write_report
 from posstats.report.reading import read_results, read_table
 from posstats.store import write_dump
-from posstats.tables import significant
+from posstats.tables import significant, write_table
 
 ROOT = Path(__file__).parents[1]
 FILES = ("leakage_shares.py", "removal.py", "position_tests.py", "claims.py")
@@ -246,6 +247,24 @@ class TestNumbers:
         results = read_results(folder, dumps, [name for name in QUESTIONS if name != "claims"])
         text = write_report(results, config, tmp_path / "r.html").read_text(encoding="utf-8")
         assert "There is no ledger of claims among these results" in text
+
+    def test_a_head_below_the_threshold_is_no_sink(self, tmp_path):
+        result = ps.sinks(ps.simulate(n=30, length=32, layers=2, heads=2, seed=0).dataset)
+        below = result.table[(result.table.estimate < 0.3) & (result.table.q < 0.05)]
+        assert len(below) == 4
+        write_table(result, tmp_path, "sinks")
+        html = heads_html({"sinks": read_table(tmp_path, "sinks")}, "some", 0.95)
+        assert "reads position 0 (0)" in html
+        assert "only where the head lies above the threshold" in html
+        assert 'significant"' not in html
+
+    def test_null_hypotheses_are_stated(self, page):
+        text = page.read_text(encoding="utf-8")
+        methods = text[text.index('id="methods"') : text.index('id="citation"')]
+        assert "absolute-position leakage: one-sided sign-flip test of &quot;no absolute position&quot;" in methods
+        assert "p-values are two-sided" not in methods
+        heads = text[text.index('id="heads"') : text.index('id="tables"')]
+        assert "p: two-sided test of &quot;the share is 0&quot;." in heads
 
 
 class TestRefusals:
