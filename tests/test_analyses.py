@@ -222,6 +222,21 @@ def test_findings_may_be_tables_alone(config, dump, tmp_path):
     assert Findings().headline == ()
 
 
+def test_closing_tables_that_say_the_same_name_their_dump(config, dump, tmp_path, monkeypatch):
+    monkeypatch.setattr(analysis, "_computed", lambda tasks, _: ((task, analysis._compute(task)) for task in tasks))
+    (tmp_path / "mine.py").write_text(
+        "import pandas as pd\nfrom posstats.analysis import Findings\nfrom posstats.tables import Table\n"
+        "def analyse(ds, inference):\n"
+        "    return Findings(closing=Table(pd.DataFrame({'estimate': [1.0]}), 'Claims: model, texts'))\n"
+    )
+    config, two = replace(config, analyses=AnalysesConfig(("mine.py",))), {"night": dump, "day": dump}
+    run_analyses(config, two, tmp_path / "results", show=False)
+    titles = [text.splitlines()[0] for text in closing_tables(config, two, tmp_path / "results")]
+    assert titles == ["Claims: model, texts (night)", "Claims: model, texts (day)"]
+    (alone,) = closing_tables(config, {"day": dump}, tmp_path / "results")
+    assert alone.splitlines()[0] == "Claims: model, texts"
+
+
 @pytest.mark.model
 def test_quick_profile_on_the_default_model(tmp_path):
     config = load_config(ROOT / "analyses" / "default.toml", profile="quick")
