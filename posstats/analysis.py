@@ -258,7 +258,7 @@ def changes(config: AnalysisConfig, dumps: Mapping[str, Path], folder: Path) -> 
     PosstatsError
         If a dump cannot be read or an analysis file is missing.
     """
-    found = {}
+    found: dict[tuple[str, str], list[str]] = {}
     for task in _tasks(config, dumps, _files(config), folder):
         manifest = task.folder / _MANIFEST
         if manifest.is_file():

@@ -50,7 +50,8 @@ def headline_table(rows: Sequence[Mapping[str, Any]], dumps: Mapping[str, Path],
     # Counts stay whole numbers beside estimates.
     frame["estimate"] = pd.Series([row["estimate"] for row in rows], dtype=object)
     level_note = f"{100 * level:g}% intervals. Resampling unit: document."
-    described, analysed = [], []
+    described: list[str] = []
+    analysed: list[str] = []
     for name, path in dumps.items():
         with open_dump(path) as dataset:
             described.append(f"{name}: {_described(dataset)}.")
