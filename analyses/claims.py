@@ -7,19 +7,23 @@ from posstats import figures_claims
 from posstats.analysis import Findings, Quantity
 from posstats.config import InferenceConfig
 from posstats.tables import Table
-from posstats.verdicts import CRITERIA, WHOLE
+from posstats.verdicts import CRITERIA, NOT_TESTABLE, WHOLE
 
 
 def analyse(ds: xr.Dataset, inference: InferenceConfig) -> Findings:
     ledger = ps.claims(ds, **inference.options())
     claims = ledger.table[ledger.table.part == WHOLE]
+    untested = claims[claims.verdict == NOT_TESTABLE]
     by_verdict = claims.groupby("verdict", sort=False).claim.agg(", ".join)
     shown = ["claim", "part", "quantity", "condition", "estimate", "low", "high", "q", "verdict"]
     return Findings(
         closing=Table(
             ledger.table[shown],
             f"Claims: {ledger.table.model.iloc[0]}, {ledger.table.dump.iloc[0]}",
-            notes=("criteria were fixed in advance; docs/claims.md says how a verdict follows.",),
+            notes=(
+                "criteria were fixed in advance; docs/claims.md says how a verdict follows.",
+                *(f"{row.claim} is {row.verdict}: {row.reason}." for row in untested.itertuples()),
+            ),
             level=inference.level,
         ),
         tables={"claims": ledger},

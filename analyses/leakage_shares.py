@@ -7,6 +7,7 @@ import posstats as ps
 from posstats import figures
 from posstats.analysis import Findings, Quantity
 from posstats.config import InferenceConfig
+from posstats.tables import rests_on
 from posstats.vocabulary import BASELINE, RESIDUAL, RESIDUAL_TERMS
 
 
@@ -38,6 +39,7 @@ def analyse(ds: xr.Dataset, inference: InferenceConfig) -> Findings:
                 "heads",
                 significant,
                 note=f"of {len(heads)}, {withheld} withheld",
+                rests_on=rests_on(by_head),
             ),
         ],
     )

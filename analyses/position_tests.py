@@ -6,6 +6,7 @@ import xarray as xr
 import posstats as ps
 from posstats.analysis import Findings, Quantity
 from posstats.config import InferenceConfig
+from posstats.tables import rests_on
 from posstats.vocabulary import BASELINE, LOG_ATTENTION
 
 
@@ -20,7 +21,7 @@ def analyse(ds: xr.Dataset, inference: InferenceConfig) -> Findings:
     return Findings(
         tables={"position_tests": tests},
         headline=[
-            Quantity(what, "heads", int(np.count_nonzero(q < alpha)), note=f"of {len(heads)}")
+            Quantity(what, "heads", int(np.count_nonzero(q < alpha)), note=f"of {len(heads)}", rests_on=rests_on(tests))
             for what, q in counts.items()
         ],
     )

@@ -6,6 +6,7 @@ import posstats as ps
 from posstats import figures_position0 as figures
 from posstats.analysis import Findings, Quantity
 from posstats.config import InferenceConfig
+from posstats.tables import rests_on
 from posstats.vocabulary import BASELINE
 
 
@@ -21,7 +22,13 @@ def analyse(ds: xr.Dataset, inference: InferenceConfig) -> Findings:
         tables={"sinks": sinks} | ({"sink_contrasts": sinks.contrasts} if len(contrasts) else {}),
         figures=drawn,
         headline=[
-            Quantity("sink-reading heads", "heads", int(heads.sink_reading.sum()), note=f"of {len(heads)}"),
+            Quantity(
+                "sink-reading heads",
+                "heads",
+                int(heads.sink_reading.sum()),
+                note=f"of {len(heads)}",
+                rests_on=rests_on(sinks),
+            ),
             *(
                 Quantity.of(
                     f"attention on BOS minus position 0 under {name}",

@@ -18,26 +18,23 @@ from pathlib import Path
 from typing import Any
 
 import dask
-import pandas as pd
-import xarray as xr
 from matplotlib.axes import Axes
 
 from posstats.cluster import connected
 from posstats.config import AnalysisConfig, InferenceConfig
 from posstats.errors import FewDocumentsWarning, InputError
 from posstats.figures import save_figure
+from posstats.headline import HEADLINE, headline_table
 from posstats.progress import progress
 from posstats.provenance import code_digest, file_digest
 from posstats.results import Result
 from posstats.side_by_side import single_threaded
 from posstats.store import open_dump
-from posstats.tables import Table, to_text, write_table
-from posstats.vocabulary import FEW_DOCUMENTS
+from posstats.tables import Table, rests_on, to_text, write_table
 
 logger = logging.getLogger(__name__)
 
 _MANIFEST = "manifest.json"
-_HEADLINE = ["dump", "quantity", "unit", "estimate", "low", "high", "p", "q", "note"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +52,8 @@ class Quantity:
         Interval and tests; NaN where there are none.
     note : str
         What is to be kept in mind.
+    rests_on : dict of str to str
+        What the headline table says below its rows: :func:`posstats.tables.rests_on` of the result it was taken from.
     """
 
     quantity: str
@@ -65,6 +64,7 @@ class Quantity:
     p: float = float("nan")
     q: float = float("nan")
     note: str = ""
+    rests_on: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, quantity: str, unit: str, result: Result, /, **where: object) -> "Quantity":
@@ -76,7 +76,7 @@ class Quantity:
             raise InputError(f"{quantity}: {len(table)} rows of {result.title} match {where}, not one")
         row = table.iloc[0]
         numbers = {name: float(row[name]) for name in ("estimate", "low", "high", "p", "q") if name in row}
-        return cls(quantity, unit, **numbers, note=str(row.get("note", "")))
+        return cls(quantity, unit, **numbers, note=str(row.get("note", "")), rests_on=rests_on(result))
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +110,25 @@ class _Task:
     file: Path
     folder: Path
     inference: InferenceConfig
-    digest: str
+    rests_on: "_Basis"
     scheduler: str | None
 
     @property
     def label(self) -> str:
         return _label(self.file, self.dump_name)
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(json.dumps([asdict(self.rests_on), self.dump_name]).encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class _Basis:
+    """Digests of what an answer rests on, kept apart so that it can be said which of them has changed."""
+
+    recording: str
+    settings: str
+    code: str
 
 
 def run_analyses(
@@ -159,12 +172,19 @@ def run_analyses(
     missing = sorted((task for task in tasks if task not in headline), key=lambda task: files.index(task.file))
     if not missing:
         logger.info("results are current: nothing they rest on has changed since they were computed")
+    else:
+        # If an analysis fails, the table of the earlier answers must not stay beside the new ones.
+        for path in folder.glob(f"{HEADLINE}.*"):
+            path.unlink()
     with progress("analyses", len(missing), unit="question", show=show and bool(missing)) as bar:
         for task, quantities in _computed(missing, config.run.workers):
             headline[task] = quantities
             logger.info("finished %s", task.label)
             bar.update()
-    return _headline_table(config, dumps, [(task, headline[task]) for task in tasks], folder)
+    rows = [{"dump": task.dump_name, **quantity} for task in tasks for quantity in headline[task]]
+    table = headline_table(rows, dumps, config.inference.level)
+    write_table(table, folder, HEADLINE)
+    return table
 
 
 def closing_tables(config: AnalysisConfig, dumps: Mapping[str, Path], folder: Path) -> list[str]:
@@ -178,13 +198,18 @@ def closing_tables(config: AnalysisConfig, dumps: Mapping[str, Path], folder: Pa
     Returns
     -------
     list of str
+        Titles that several dumps share are told apart by the names of the dumps.
     """
-    found = []
+    found: list[tuple[str, str]] = []
     for task in _tasks(config, dumps, _files(config), folder):
         text = json.loads((task.folder / _MANIFEST).read_text(encoding="utf-8"))["closing"]
         if text:
-            found.append(text)
-    return found
+            found.append((task.dump_name, text))
+    titles = [text.partition("\n")[0] for _, text in found]
+    return [
+        text if titles.count(title) == 1 else text.replace(title, f"{title} ({name})", 1)
+        for (name, text), title in zip(found, titles, strict=True)
+    ]
 
 
 def outstanding(config: AnalysisConfig, dumps: Mapping[str, Path | None], folder: Path) -> dict[str, bool]:
@@ -214,6 +239,35 @@ def outstanding(config: AnalysisConfig, dumps: Mapping[str, Path | None], folder
     return {label: found.get(label, True) for label in labels}
 
 
+def changes(config: AnalysisConfig, dumps: Mapping[str, Path], folder: Path) -> dict[tuple[str, str], list[str]]:
+    """Say what has changed, since the answers were computed, of what they rest on.
+
+    Parameters
+    ----------
+    config, dumps, folder
+        As for :func:`run_analyses`.
+
+    Returns
+    -------
+    dict of (str, str) to list of str
+        Question and dump -> those of "recording", "settings" and "code" (its own, the analysis file's, the versions of
+        the libraries) that have changed; questions that have a current answer, or none, are left out.
+
+    Raises
+    ------
+    PosstatsError
+        If a dump cannot be read or an analysis file is missing.
+    """
+    found: dict[tuple[str, str], list[str]] = {}
+    for task in _tasks(config, dumps, _files(config), folder):
+        manifest = task.folder / _MANIFEST
+        if manifest.is_file():
+            then = json.loads(manifest.read_text(encoding="utf-8")).get("rests_on", {})
+            now = asdict(task.rests_on)
+            found[task.file.stem, task.dump_name] = [name for name in now if then.get(name) != now[name]]
+    return {asked: changed for asked, changed in found.items() if changed}
+
+
 def _files(config: AnalysisConfig) -> list[Path]:
     files = [config.folder / name for name in config.analyses.files]
     for file in files:
@@ -234,15 +288,15 @@ def _tasks(
     scheduler: str | None = None,
 ) -> Iterator[_Task]:
     code = code_digest()
-    settings = json.dumps(asdict(config.inference), sort_keys=True)
+    settings = hashlib.sha256(json.dumps(asdict(config.inference), sort_keys=True).encode()).hexdigest()
     for name, path in dumps.items():
         with open_dump(path):  # says what is wrong with it before anything is computed
             pass
         content = file_digest(path)
         for file in files:
-            parts = [code, settings, content, file_digest(file), name]
-            digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()
-            yield _Task(name, path, file, folder / name / file.stem, config.inference, digest, scheduler)
+            asked = hashlib.sha256(f"{code}\n{file_digest(file)}".encode()).hexdigest()
+            basis = _Basis(content, settings, asked)
+            yield _Task(name, path, file, folder / name / file.stem, config.inference, basis, scheduler)
 
 
 def _computed(tasks: Sequence[_Task], workers: int) -> Iterator[tuple[_Task, list[dict[str, Any]]]]:
@@ -286,6 +340,7 @@ def _compute(task: _Task) -> list[dict[str, Any]]:
     headline = [asdict(quantity) for quantity in findings.headline]
     record = {
         "digest": task.digest,
+        "rests_on": asdict(task.rests_on),
         "files": {path.name: file_digest(path) for path in sorted(written)},
         "headline": headline,
         "closing": "" if findings.closing is None else to_text(findings.closing),
@@ -316,38 +371,3 @@ def _load(file: Path) -> Any:
     if not callable(getattr(module, "analyse", None)):
         raise InputError(f"{file} does not define analyse(ds, inference)")
     return module.analyse
-
-
-def _headline_table(
-    config: AnalysisConfig,
-    dumps: Mapping[str, Path],
-    found: Sequence[tuple[_Task, list[dict[str, Any]]]],
-    folder: Path,
-) -> Table:
-    rows = [{"dump": task.dump_name, **quantity} for task, quantities in found for quantity in quantities]
-    frame = pd.DataFrame(rows, columns=_HEADLINE)
-    # Counts stay whole numbers beside estimates.
-    frame["estimate"] = pd.Series([row["estimate"] for row in rows], dtype=object)
-    level = config.inference.level
-    notes = [f"{100 * level:g}% intervals. Resampling unit: document."]
-    for name, path in dumps.items():
-        with open_dump(path) as dataset:
-            notes.append(f"{name}: {_described(dataset)}.")
-    table = Table(frame, "Where absolute position comes from", notes=tuple(notes), level=level)
-    write_table(table, folder, "headline")
-    return table
-
-
-def _described(dataset: xr.Dataset) -> str:
-    documents = len(set(dataset.document.values.tolist()))
-    described = (
-        f"{dataset.attrs.get('model', 'unnamed model')}, {dataset.sizes['sequence']} sequences of "
-        f"{dataset.sizes['query']} tokens from {documents} documents"
-    )
-    if "bos_token" in dataset.attrs:
-        described += f", BOS {dataset.attrs['bos_token']}" if dataset.attrs["bos_token"] else ", no BOS"
-    source = dataset.attrs.get("sequences")
-    described += f" ({source})" if source else ""
-    if documents < FEW_DOCUMENTS:
-        described += f"; only {documents} documents: intervals are reliable from {FEW_DOCUMENTS} on"
-    return described

@@ -28,7 +28,7 @@ COLUMNS = {
     "se": "standard error, clustered by document",
     "low": "lower limit of the interval",
     "high": "upper limit of the interval",
-    "p": "two-sided p-value of no effect; for leakage, of the sign-flip test of no absolute position",
+    "p": "p-value of the null hypothesis that stands below the table",
     "q": "p adjusted over its family",
     "sink_reading": "whether the head reads position 0: estimate above the threshold, q below 1 - level",
     "output_fraction": "fraction of the norm of the head's output that comes from position 0",

@@ -10,10 +10,10 @@ from posstats.errors import InputError
 from posstats.results_claims import ClaimsResult, ContrastResult
 from posstats.verdicts import CONTRADICTED, INCONCLUSIVE, NOT_TESTABLE, SUPPORTED
 
-#: Verdict -> colour and mark; the marks say it without colour too.
+#: Verdict -> colour and mark, those of the list in the report; the marks say it without colour too.
 _VERDICTS = {
-    SUPPORTED: ("#009E73", "+"),
-    CONTRADICTED: ("#D55E00", "−"),
+    SUPPORTED: ("#009E73", "✓"),
+    CONTRADICTED: ("#D55E00", "✗"),
     INCONCLUSIVE: ("#F0E442", "?"),
     NOT_TESTABLE: ("0.88", ""),
 }

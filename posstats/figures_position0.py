@@ -66,7 +66,8 @@ def attention_map(result: SinkResult, ax: Axes | None = None, *, condition: str 
 def distance_by_depth(result: TrajectoryResult, ax: Axes | None = None, *, condition: str = BASELINE) -> Axes:
     """Relative distances of trajectories and their departure from running alone, by depth, on a log scale.
 
-    Distances of exactly 0 lie on the lower edge. Points are means; bars are intervals of the distance between first
+    Distances below a ten-thousandth of what rounding may do, 0 itself included, are drawn there: a log scale has no 0,
+    and the title says where. Points are means; bars are intervals of the distance between first
     tokens.
 
     Parameters
@@ -124,7 +125,9 @@ def distance_by_depth(result: TrajectoryResult, ax: Axes | None = None, *, condi
     ax.set_xlabel("depth (blocks passed)")
     ax.set_ylabel("relative distance (fraction)")
     legend_below(ax)
-    return captioned(ax, result, f"{condition}\n")
+    drawn = table.estimate[table.quantity.isin(_QUANTITIES)]
+    below = f"; 0, and what is below {floor:g}, is drawn at {floor:g}" if (drawn < floor).any() else ""
+    return captioned(ax, result, f"{condition}{below}\n")
 
 
 def identification_by_layer(result: IdentificationResult, ax: Axes | None = None) -> Axes:

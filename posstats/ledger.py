@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pandas as pd
 import xarray as xr
@@ -47,7 +48,8 @@ def claims(
     Parameters
     ----------
     data : xarray.Dataset, sequence of xarray.Dataset, or mapping
-        Dumps. Several dumps of one model (random tokens, text) are told apart by what their sequences are. A mapping
+        Dumps. Several dumps of one model (random tokens, text) are told apart by what their sequences are, and where
+        that is the same by the names of the files they were opened from. A mapping
         says which dumps are of which architecture, ``{"standard": ..., "ntk": ..., "window": ...}``, each a dump or a
         sequence of them; otherwise their attributes say it: what was changed at inference time, or under which
         architecture the model was adapted. Dumps of one architecture with the same settings are its training runs,
@@ -133,6 +135,7 @@ class _Model:
 
     name: str
     dump: str
+    sequences: str
     kind: str
     architecture: str | None
     said: bool
@@ -170,24 +173,32 @@ def _flat(data: xr.Dataset | Sequence[xr.Dataset] | Mapping[str, Side]) -> list[
 
 def _named(given: Iterable[tuple[str | None, xr.Dataset]]) -> list[_Model]:
     """Give every dump a name and a ledger of its own."""
+    labels = [_label(said, ds) for said, ds in given]
+    files = [Path(str(ds.encoding.get("source", ""))).stem for _, ds in given]
     models: list[_Model] = []
-    for said, ds in given:
-        name = str(ds.attrs.get("model", ds.attrs.get("model_id", "unnamed model")))
-        if "adapter_architecture" in ds.attrs:
-            name += f", adapted to {ds.attrs['adapter_architecture']}, run {ds.attrs['adapter_seed']}"
-        elif ds.attrs.get("model_variant"):
-            name += f", {ds.attrs['model_variant']}"
-        elif said not in (None, "standard"):
-            name += f", {said}"
-        # Up to the first colon or comma: what the sequences are, without how many there were to choose from.
-        dump = re.split("[,:]", str(ds.attrs.get("sequences", "unnamed sequences")))[0]
-        alike = sum(re.sub(r" #\d+$", "", one.name) == name and one.dump == dump for one in models)
-        if alike:
-            name += f" #{alike + 1}"
-        models.append(
-            _Model(name, dump, model_kind(ds), said or _architecture(ds), said is not None, ds, document_codes(ds)[1])
-        )
+    for k, ((said, ds), (name, sequences)) in enumerate(zip(given, labels, strict=True)):
+        dump = sequences
+        alike = [other for other, label in enumerate(labels) if label == labels[k]]
+        if len(alike) > 1 and len({files[other] for other in alike} - {""}) == len(alike):
+            dump += f" ({files[k]})"
+        elif k > alike[0]:
+            name += f" #{alike.index(k) + 1}"
+        architecture, n = said or _architecture(ds), document_codes(ds)[1]
+        models.append(_Model(name, dump, sequences, model_kind(ds), architecture, said is not None, ds, n))
     return models
+
+
+def _label(said: str | None, ds: xr.Dataset) -> tuple[str, str]:
+    """Model and sequences of a dump, in words that other dumps may share."""
+    name = str(ds.attrs.get("model", ds.attrs.get("model_id", "unnamed model")))
+    if "adapter_architecture" in ds.attrs:
+        name += f", adapted to {ds.attrs['adapter_architecture']}, run {ds.attrs['adapter_seed']}"
+    elif ds.attrs.get("model_variant"):
+        name += f", {ds.attrs['model_variant']}"
+    elif said not in (None, "standard"):
+        name += f", {said}"
+    # Up to the first colon or comma: what the sequences are, without how many there were to choose from.
+    return name, re.split("[,:]", str(ds.attrs.get("sequences", "unnamed sequences")))[0]
 
 
 def _architecture(ds: xr.Dataset) -> str | None:
@@ -286,8 +297,8 @@ def _trios(models: Sequence[_Model]) -> Iterator[_Trio]:
         # says to be one architecture each, with each other.
         base = "" if one.said else str(one.ds.attrs.get("model", ""))
         adapted = not one.said and one.kind not in (TRAINED, VARIANT)
-        groups.setdefault((base, one.dump, adapted), []).append(one)
-    for (base, dump, adapted), members in groups.items():
+        groups.setdefault((base, one.sequences, adapted), []).append(one)
+    for (base, sequences, adapted), members in groups.items():
         by_architecture: dict[str, dict[str, list[_Model]]] = {name: {} for name in ARCHITECTURES}
         for one in members:
             if one.architecture is not None:
@@ -296,7 +307,7 @@ def _trios(models: Sequence[_Model]) -> Iterator[_Trio]:
         standard, ntk, window = by_architecture.values()
         if standard and (ntk or window):
             name = f"{base or 'standard'}{', adapted,' if adapted else ''} against {', '.join([*ntk, *window])}"
-            yield _Trio(name, dump, [one for runs in standard.values() for one in runs], ntk, window)
+            yield _Trio(name, sequences, [one for runs in standard.values() for one in runs], ntk, window)
 
 
 def _ledger(model: str, dump: str, kind: str, found: Sequence[Evidence]) -> list[dict[str, object]]:

@@ -4,6 +4,7 @@ Every table says what its numbers rest on: level and method of the intervals, th
 and sequences, and the family over which q-values are adjusted.
 """
 
+import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,7 @@ import pandas as pd
 from posstats import results_position0 as position0
 from posstats.results import LeakageResult, MagnitudeResult, PositionResult, RemovalResult, Result, ShareResult
 from posstats.results_claims import ClaimsResult, ContrastResult
+from posstats.results_comparison import ModelLevelResult, ModelSlopeResult
 from posstats.results_decoding import DecodingResult, DiscriminationResult
 from posstats.stats.resample import INTERVAL_METHODS
 from posstats.views import View, in_order, interval_cells, is_text, significant, unit_text
@@ -33,7 +35,49 @@ _FAMILIES = {
     ContrastResult: "all rows of the same contrast and quantity",
     ClaimsResult: "all p-values of one ledger, that is of one model and dump",
 }
+_ALL = "max offset < i < T - 1"
+#: Which queries the rows are about.
+_QUERIES = {
+    LeakageResult: f"{_ALL} (bin all), summed over the offsets: compare leakage at the same offsets only",
+    ShareResult: f"{_ALL} (bin all)",
+    MagnitudeResult: "those of the bin (early: 2 <= i < 16), departing from the mean over i >= T/2",
+    RemovalResult: "those of the bin (early: 2 <= i < 16), departing from the mean over i >= T/2",
+    PositionResult: _ALL,
+    position0.SinkResult: "i >= 16",
+    position0.SinkContrastResult: "i >= 16; under bos@P, i >= P + 16",
+    position0.IdentificationResult: "i >= 16",
+    position0.ReaderResult: _ALL,
+    DecodingResult: _ALL,
+}
+#: The test of p and its null hypothesis, in quotation marks; in braces, settings of the result.
+_NULLS = {
+    LeakageResult: 'one-sided sign-flip test of "no absolute position" ({n_permutations} flips)',
+    ShareResult: 'two-sided test of "the share is 0"',
+    MagnitudeResult: 'one-sided sign-flip test of "the departure has no mean in the bin" ({n_permutations} flips), for '
+    "log attention, logit drift and residual",
+    RemovalResult: 'two-sided test of "nothing is removed"',
+    PositionResult: 'two-sided t test of "the slope is 0"; spline p, F test of "all spline coefficients are 0"',
+    position0.SinkResult: 'two-sided test of "the mean attention is {sink_epsilon}": heads significantly below it have '
+    "a small p and q too, sink reading says which lie above",
+    position0.SinkContrastResult: 'two-sided test of "no difference"',
+    position0.TrajectoryResult: 'two-sided test of "between first tokens is as within one"; the others are described, '
+    "not tested",
+    position0.IdentificationResult: 'one-sided permutation test of "heads pass on nothing of the first token" '
+    "({n_permutations} permutations of whole documents)",
+    position0.ReaderResult: 'two-sided test of "no difference" and of "the ratio is 1"; of one kind of heads, '
+    'one-sided sign-flip test of "nothing moves in common" ({n_permutations} flips)',
+    DecodingResult: 'two-sided test of "the score, or part, is 0"',
+    DiscriminationResult: 'two-sided test of "the AUC is 1/2", of a part that it is 0',
+    ModelLevelResult: 'two-sided test of "the mean over heads is 0"',
+    ModelSlopeResult: 'two-sided test of "the mean over heads is 0"',
+    ContrastResult: 'two-sided test of "no difference", of one side that it is 0; of leakage or a magnitude of one '
+    "run, one-sided sign-flip test ({n_permutations} flips)",
+    ClaimsResult: 'that of the estimate, two-sided of "it is 0", of leakage and magnitudes one-sided by sign flips, of '
+    'the number of sink-reading heads of "no head is above the threshold"',
+}
 _ADJUSTMENTS = {"bh": "Benjamini-Hochberg", "by": "Benjamini-Yekutieli", "holm": "Holm"}
+#: Characters in a line of a footnote on a terminal.
+_WIDTH = 110
 #: LaTeX tables with more rows than this break over pages.
 _LONG = 40
 _TEX = {
@@ -59,6 +103,8 @@ class Table:
         Footnotes: what the numbers rest on, warnings.
     level : float
         Confidence level of the interval `low` .. `high`.
+    on_terminal : tuple of str, optional
+        What stands in the place of many footnotes where the table is printed as text.
     """
 
     frame: pd.DataFrame
@@ -66,6 +112,45 @@ class Table:
     units: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     level: float = 0.95
+    on_terminal: tuple[str, ...] | None = None
+
+
+def rests_on(result: Result) -> dict[str, str]:
+    """Say what the numbers of a result rest on.
+
+    Parameters
+    ----------
+    result : Result
+        Any result of the estimators.
+
+    Returns
+    -------
+    dict of str to str
+        Those that apply of "intervals" (their method), "queries", "p" (test and null hypothesis) and "q" (adjustment
+        and family).
+
+    Examples
+    --------
+    >>> import posstats as ps
+    >>> result = ps.leakage(ps.simulate(n=30, length=32, seed=0).dataset, octaves=False, n_permutations=99)
+    >>> rests_on(result)["p"]
+    'one-sided sign-flip test of "no absolute position" (99 flips)'
+    """
+    settings, kind = result.settings, type(result)
+    if "interval" in settings:
+        source = INTERVAL_METHODS[str(settings["interval"])]
+        if "n_resamples" in settings:  # a jackknife draws no replicates
+            source += f"; {settings['n_resamples']} bootstrap replicates, seed {settings['seed']}"
+    else:
+        source = str(settings.get("standard_errors", ""))
+    found = {"intervals": source} if source else {}
+    if kind in _QUERIES:
+        found["queries"] = _QUERIES[kind]
+    if kind in _NULLS:
+        found["p"] = _NULLS[kind].format_map(settings)
+    if kind in _FAMILIES and "adjustment" in settings:
+        found["q"] = f"{_ADJUSTMENTS[str(settings['adjustment'])]} over {_FAMILIES[kind]}"
+    return found
 
 
 def table_of(result: Result) -> Table:
@@ -90,21 +175,16 @@ def table_of(result: Result) -> Table:
     units = {name: unit for name, unit in result.all_units.items() if unit_text(unit) and name in result.table}
     settings = result.settings
     level = float(str(settings.get("level", 0.95)))
-    if "interval" in settings:
-        source = INTERVAL_METHODS[str(settings["interval"])]
-        if "n_resamples" in settings:  # a jackknife draws no replicates
-            source += f"; {settings['n_resamples']} bootstrap replicates, seed {settings['seed']}"
-    else:
-        source = str(settings.get("standard_errors", ""))
+    said = rests_on(result)
     notes = [
-        f"{_percent(level)} intervals: {source}. Resampling unit: document "
+        f"{_percent(level)} intervals: {said.get('intervals', '')}. Resampling unit: document "
         f"(G = {settings.get('n_documents')} documents, N = {settings.get('n_sequences')} sequences).",
     ]
     if offsets := _offsets(settings):
         notes.append(f"Offsets {', '.join(map(str, offsets))} tokens. Logarithms are natural.")
-    if type(result) in _FAMILIES and "adjustment" in settings:
-        adjustment = _ADJUSTMENTS[str(settings["adjustment"])]
-        notes.append(f"q: {adjustment} over {_FAMILIES[type(result)]}.")
+    if "queries" in said:
+        notes.append(f"Queries i, T tokens: {said['queries']}.")
+    notes += [f"{name}: {said[name]}." for name in ("p", "q") if name in said]
     notes += [f"Note: {note}." for note in result.notes]
     order = in_order(result.table.columns.tolist())
     return Table(result.table[order], result.title, units, tuple(notes), level)
@@ -226,7 +306,9 @@ def to_text(table: Table) -> str:
     mask     0.500
     sink    -0.250
     """
-    return "\n".join([table.title, _formatted(table).text(), *table.notes])
+    shown = table.notes if table.on_terminal is None else table.on_terminal
+    notes = [textwrap.fill(note, _WIDTH, subsequent_indent="  ", break_on_hyphens=False) for note in shown]
+    return "\n".join([table.title, _formatted(table).text(), *notes])
 
 
 def write_table(table: Table | Result, folder: str | Path, name: str) -> list[Path]:

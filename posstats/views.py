@@ -51,7 +51,7 @@ class View(NamedTuple):
         return f"<table><thead>{row('th', self.header)}</thead><tbody>{body}</tbody></table>"
 
 
-def significant(value: object) -> str:
+def significant(value: object, digits: int = 3) -> str:
     """Three significant digits, trailing zeros kept; powers of ten for the very small and large; "–" for NaN.
 
     Examples
@@ -71,24 +71,31 @@ def significant(value: object) -> str:
         return "0"
     if np.isinf(value):
         return f"{value:g}"
-    rounded = float(f"{value:.2e}")
+    rounded = float(f"{value:.{digits - 1}e}")
     if not 1e-3 <= abs(rounded) < 1e4:
-        return f"{rounded:.2e}"
-    return f"{rounded:.{max(0, 2 - int(np.floor(np.log10(abs(rounded)))))}f}"
+        return f"{rounded:.{digits - 1}e}"
+    return f"{rounded:.{max(0, digits - 1 - int(np.floor(np.log10(abs(rounded)))))}f}"
 
 
 def interval_cells(frame: pd.DataFrame, low: str = "low", high: str = "high") -> list[str]:
     """Cells that hold both limits of intervals, "–" where there is none.
 
+    Limits get as many digits, up to six, as tell them apart; of limits that six do not, the cell says that they agree.
+
     Examples
     --------
-    >>> interval_cells(pd.DataFrame({"low": [0.1, np.nan], "high": [0.25, np.nan]}))
-    ['[0.100, 0.250]', '–']
+    >>> interval_cells(pd.DataFrame({"low": [0.1, np.nan, 5.4321e-7, 1.5], "high": [0.25, np.nan, 5.4329e-7, 1.5]}))
+    ['[0.100, 0.250]', '–', '[5.432e-07, 5.433e-07]', 'both 1.50']
     """
-    return [
-        "–" if pd.isna(a) else f"[{significant(a)}, {significant(b)}]"
-        for a, b in zip(frame[low], frame[high], strict=True)
-    ]
+    return ["–" if pd.isna(a) else _interval(a, b) for a, b in zip(frame[low], frame[high], strict=True)]
+
+
+def _interval(low: float, high: float) -> str:
+    for digits in range(3, 7):
+        cells = significant(low, digits), significant(high, digits)
+        if cells[0] != cells[1]:
+            return f"[{', '.join(cells)}]"
+    return f"both {significant(low)}"
 
 
 def in_order(names: list[str]) -> list[str]:

@@ -1,5 +1,6 @@
 """Analysis files and what runs them: right numbers, current results kept, everything else computed anew."""
 
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -178,8 +179,11 @@ class TestReuse:
             "from posstats.errors import DesignError\ndef analyse(ds, inference):\n    raise DesignError('no')\n"
         )
         config = replace(config, analyses=AnalysesConfig(("controls.py", "broken.py")))
+        (tmp_path / "results").mkdir()
+        (tmp_path / "results" / "headline.csv").write_text("of an earlier recording")
         with pytest.raises(ps.errors.DesignError, match="no"):
             run_analyses(config, {"sim": dump}, tmp_path / "results", show=False)
+        assert not (tmp_path / "results" / "headline.csv").exists()
         assert (tmp_path / "results" / "sim" / "controls" / "manifest.json").is_file()
         assert not (tmp_path / "results" / "sim" / "broken" / "manifest.json").exists()
 
@@ -218,6 +222,21 @@ def test_findings_may_be_tables_alone(config, dump, tmp_path):
     assert Findings().headline == ()
 
 
+def test_closing_tables_that_say_the_same_name_their_dump(config, dump, tmp_path, monkeypatch):
+    monkeypatch.setattr(analysis, "_computed", lambda tasks, _: ((task, analysis._compute(task)) for task in tasks))
+    (tmp_path / "mine.py").write_text(
+        "import pandas as pd\nfrom posstats.analysis import Findings\nfrom posstats.tables import Table\n"
+        "def analyse(ds, inference):\n"
+        "    return Findings(closing=Table(pd.DataFrame({'estimate': [1.0]}), 'Claims: model, texts'))\n"
+    )
+    config, two = replace(config, analyses=AnalysesConfig(("mine.py",))), {"night": dump, "day": dump}
+    run_analyses(config, two, tmp_path / "results", show=False)
+    titles = [text.splitlines()[0] for text in closing_tables(config, two, tmp_path / "results")]
+    assert titles == ["Claims: model, texts (night)", "Claims: model, texts (day)"]
+    (alone,) = closing_tables(config, {"day": dump}, tmp_path / "results")
+    assert alone.splitlines()[0] == "Claims: model, texts"
+
+
 @pytest.mark.model
 def test_quick_profile_on_the_default_model(tmp_path):
     config = load_config(ROOT / "analyses" / "default.toml", profile="quick")
@@ -247,5 +266,10 @@ def test_the_ledger_closes(dump, inference, tmp_path):
     run_analyses(config, {"sim": dump}, tmp_path, show=False)
     (shown,) = closing_tables(config, {"sim": dump}, tmp_path)
     verdicts = ps.claims(ps.open_dump(dump), **inference.options()).verdicts().iloc[0]
-    rows = [line.split() for line in shown.splitlines() if " claim " in line]
+    rows = [line.split() for line in shown.splitlines() if re.match(r"C\d +claim ", line)]
     assert {row[0]: " ".join(row[-3:]) if row[-1] == "here" else row[-1] for row in rows} == verdicts.to_dict()
+    # Why nothing could be tested is said as the table of the ledger has it.
+    untested = csv(tmp_path, "claims").query("part == 'claim' and verdict == 'not testable here'")
+    said = " ".join(shown.split())
+    assert len(untested)
+    assert all(f"{row.claim} is not testable here: {row.reason}." in said for row in untested.itertuples())

@@ -10,6 +10,7 @@ from posstats import figures_claims
 from posstats.errors import DesignError, InputError, NumericalError
 from posstats.results_claims import ClaimsResult
 from posstats.stats.design import Effects, Noise
+from posstats.store import write_dump
 from posstats.tables import table_of, to_csv, to_latex, to_markdown
 from posstats.verdicts import CRITERIA, Evidence, Rule, combined, verdict
 
@@ -256,6 +257,15 @@ class TestLedger:
         names = ps.claims([small, small], **QUICK).table.model.unique().tolist()
         assert names == ["synthetic", "synthetic #2"]
 
+    def test_files_with_the_same_label_are_told_apart_by_their_names(self, dump, tmp_path):
+        small = dump.sel(condition=["baseline"])
+        files = [write_dump(small, tmp_path / f"{name}.h5") for name in ("night", "day")]
+        with ps.open_dump(files[0]) as night, ps.open_dump(files[1]) as day:
+            both, alone = (ps.claims(given, which=["C1"], **QUICK).table for given in ([night, day], [day]))
+        assert both.dump.unique().tolist() == ["iid tokens (night)", "iid tokens (day)"]
+        assert both.model.unique().tolist() == ["synthetic"]
+        assert alone.dump.unique().tolist() == ["iid tokens"]
+
     @pytest.mark.filterwarnings("ignore::posstats.errors.FewDocumentsWarning")
     def test_few_documents_are_noted(self, dump):
         result = ps.claims(dump.sel(condition=["baseline"]).isel(sequence=slice(9)), **QUICK)
@@ -423,7 +433,7 @@ class TestFigures:
         ax = figures_claims.verdict_grid(ledger)
         assert len(ax.patches) == len(CRITERIA)
         assert [label.get_text() for label in ax.get_xticklabels()] == list(CRITERIA)
-        assert [text.get_text() for text in ax.texts].count("+") == 7
+        assert [text.get_text() for text in ax.texts].count("✓") == 7
 
     def test_contrasts_are_drawn_as_they_are_printed(self):
         result = ps.contrast(architecture(2.0), architecture(0.5), labels=("standard", "ntk"), n_permutations=199)

@@ -351,8 +351,17 @@ class TestAnalyze:
         code, out, err = run(*arguments, "--quiet")
         assert (code, err) == (0, "")
         assert "simulated" in out
-        assert (tmp_path / "mine" / "simulated" / "leakage" / "leakage.csv").is_file()
+        mine = tmp_path / "mine" / "dumps-simulated"
+        assert (mine / "simulated" / "leakage" / "leakage.csv").is_file()
         assert not (tmp_path / "dumps").exists()
+
+        # Another dump leaves the results of the first as they are, and its report too.
+        before = (mine / "headline.csv").read_bytes()
+        write_dump(ps.simulate(n=25, length=32, offsets=(0, 1), seed=1).dataset, tmp_path / "other.h5")
+        assert run("analyze", tmp_path / "other.h5", *arguments[2:], "--quiet")[0] == 0
+        assert (mine / "headline.csv").read_bytes() == before
+        assert run("report", *arguments[1:], "--quiet") == (0, "", "")
+        assert (mine / "report.html").is_file()
 
     def test_few_documents_are_said_under_the_headline(self, run, config, tmp_path):
         few = tmp_path / "few.h5"

@@ -80,7 +80,8 @@ def test_distances(trajectory):
         np.testing.assert_allclose(found[label], table[table.quantity == quantity].estimate)
     assert ax.get_yscale() == "log"
     # Two sequences with one first token share the embedding: the distance of 0 is drawn on the edge.
-    assert found["within first tokens"][0] > 0
+    assert found["within first tokens"][0] == pytest.approx(1e-8)
+    assert "0, and what is below 1e-08, is drawn at 1e-08" in ax.get_title(loc="left")
     assert "document (G = 24)" in ax.get_title(loc="left")
 
 

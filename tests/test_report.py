@@ -10,19 +10,18 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import sync_playwright
-from typer.testing import CliRunner
 
 import posstats as ps
 from posstats import analysis
 from posstats.analysis import run_analyses
-from posstats.cli import app
 from posstats.config import AnalysesConfig, AnalysisConfig, InferenceConfig
 from posstats.errors import InputError
 from posstats.report.captions import caption_of
+from posstats.report.heads import heads_html
 from posstats.report.page import write_report
 from posstats.report.reading import read_results, read_table
 from posstats.store import write_dump
-from posstats.tables import significant
+from posstats.tables import significant, write_table
 
 ROOT = Path(__file__).parents[1]
 FILES = ("leakage_shares.py", "removal.py", "position_tests.py", "claims.py")
@@ -56,7 +55,7 @@ def config():
 @pytest.fixture(scope="module")
 def folder(dumps, config, tmp_path_factory):
     """Results of the analyses."""
-    folder = tmp_path_factory.mktemp("results")
+    folder = tmp_path_factory.mktemp("results") / "dumps-some+weak"
     with pytest.MonkeyPatch.context() as patch:
         # In this process: starting others takes longer than the work.
         patch.setattr(analysis, "_computed", lambda tasks, *_: ((task, analysis._compute(task)) for task in tasks))
@@ -178,7 +177,7 @@ class TestNumbers:
         expected = [row for row in rows_of(path) if row.get("dump", name) == name or question.startswith("claims")]
         table = read_table(path.parent, path.stem)
         which = ", ".join(str(expected[0].get(column)) for column in ("model", "dump", "kind"))
-        titles = {"headline": f"Headline numbers of {name}", "claims/claims": f"Claims: {which}"}
+        titles = {"headline": f"Headline numbers of {name}", "claims/claims": f"Claims of {name}: {which}"}
         wanted = titles.get(question, f"{table.title}: {table.name} of {name}")
         found = [one for one in read.tables if one["caption"] == wanted]
         shown = [row for one in found for row in body(one)]
@@ -249,6 +248,24 @@ class TestNumbers:
         text = write_report(results, config, tmp_path / "r.html").read_text(encoding="utf-8")
         assert "There is no ledger of claims among these results" in text
 
+    def test_a_head_below_the_threshold_is_no_sink(self, tmp_path):
+        result = ps.sinks(ps.simulate(n=30, length=32, layers=2, heads=2, seed=0).dataset)
+        below = result.table[(result.table.estimate < 0.3) & (result.table.q < 0.05)]
+        assert len(below) == 4
+        write_table(result, tmp_path, "sinks")
+        html = heads_html({"sinks": read_table(tmp_path, "sinks")}, "some", 0.95)
+        assert "reads position 0 (0)" in html
+        assert "only where the head lies above the threshold" in html
+        assert 'significant"' not in html
+
+    def test_null_hypotheses_are_stated(self, page):
+        text = page.read_text(encoding="utf-8")
+        methods = text[text.index('id="methods"') : text.index('id="citation"')]
+        assert "absolute-position leakage: one-sided sign-flip test of &quot;no absolute position&quot;" in methods
+        assert "p-values are two-sided" not in methods
+        heads = text[text.index('id="heads"') : text.index('id="tables"')]
+        assert "p: two-sided test of &quot;the share is 0&quot;." in heads
+
 
 class TestRefusals:
     def test_no_results(self, tmp_path, dumps):
@@ -277,22 +294,57 @@ class TestRefusals:
             read_results(folder, dumps | {"third": dumps["some"]}, QUESTIONS)
 
 
-@pytest.mark.parametrize("seed", [7, 8])
-def test_command(folder, dumps, tmp_path, seed):
-    for name in FILES:
-        shutil.copy(ROOT / "analyses" / name, tmp_path)
-    settings, out = tmp_path / "c.toml", tmp_path / "here" / "page.html"
-    settings.write_text(
-        f"[dumps.some]\n[analyses]\nfiles = {list(FILES)}\n"
-        f'[inference]\nmethod = "jackknife"\nn_permutations = 999\nseed = {seed}\n'
-    )
-    arguments = ["report", *map(str, dumps.values()), "--config", str(settings), "--results", str(folder)]
-    done = CliRunner().invoke(app, [*arguments, "--out", str(out)])
-    assert done.exit_code == 0, done.output
-    assert str(out) in done.output.replace("\n", "")
-    text = out.read_text(encoding="utf-8")
-    assert text.startswith("<!doctype html>")
-    assert ("have changed since: leakage_shares of some, removal of some" in text) == (seed == 8)
+class TestCommand:
+    @pytest.fixture
+    def report(self, run, folder, dumps, tmp_path):
+        """Write the page from results, by a configuration of its own; exit code, stdout, stderr."""
+        for name in FILES:
+            shutil.copy(ROOT / "analyses" / name, tmp_path)
+
+        def call(seed=7, dumps=dumps):
+            settings = tmp_path / "c.toml"
+            settings.write_text(
+                f"[dumps.some]\n[analyses]\nfiles = {list(FILES)}\n"
+                f'[inference]\nmethod = "jackknife"\nn_permutations = 999\nseed = {seed}\n'
+            )
+            options = ["--config", settings, "--results", folder.parent, "--out", tmp_path / "here" / "page.html"]
+            return run("report", *dumps.values(), *options)
+
+        return call
+
+    def test_writes_the_page(self, report, tmp_path):
+        code, out, err = report()
+        assert (code, err) == (0, "")
+        assert str(tmp_path / "here" / "page.html") in out
+        text = (tmp_path / "here" / "page.html").read_text(encoding="utf-8")
+        assert text.startswith("<!doctype html>")
+        assert "have changed since" not in text
+
+    def test_another_recording_of_the_same_sizes_is_refused(self, report, dumps, tmp_path):
+        with ps.open_dump(dumps["some"]) as ds:
+            other = ds.load().copy(deep=True)
+        other["sink_logit"][:] = other.sink_logit + 0.5
+        again = write_dump(other, tmp_path / "some.h5")
+        code, out, err = report(dumps=dumps | {"some": again})
+        assert (code, out) == (2, "")
+        assert re.search(r"^posstats: .*some\.h5 is another recording than .*run posstats analyze again$", err)
+        assert not (tmp_path / "here").exists()
+
+    def test_other_settings_are_refused(self, report):
+        code, out, err = report(seed=8)
+        assert (code, out) == (2, "")
+        assert "were computed with other settings" in err
+
+    def test_other_code_is_named_on_the_page_and_on_stderr(self, report, tmp_path):
+        with (tmp_path / "removal.py").open("a") as file:
+            file.write("# changed\n")
+        code, _, err = report()
+        assert code == 0
+        assert re.search(
+            "^warning: code or library versions have changed since: removal of some, removal of weak; ", err
+        )
+        text = (tmp_path / "here" / "page.html").read_text(encoding="utf-8")
+        assert "versions that have changed since: removal of some, removal of weak." in text
 
 
 @pytest.fixture(scope="module")

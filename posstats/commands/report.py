@@ -5,10 +5,9 @@ from typing import Annotated
 
 import typer
 
-from posstats.analysis import outstanding
-from posstats.commands.shared import Quiet, asked, examples
+from posstats.commands.shared import Quiet, asked, examples, reporting
 from posstats.report.page import write_report
-from posstats.report.reading import read_results
+from posstats.report.reading import outdated_answers, read_results
 
 EPILOG = examples("report --profile quick", "report data/mine.h5 --results results --out mine.html")
 
@@ -38,7 +37,8 @@ def report(
     settings, paths, folder = asked(dumps, config, profile, model, results)
     found = read_results(folder, paths, [Path(name).stem for name in settings.analyses.files])
     there = {name: path for name, path in paths.items() if path.is_file()}
-    outdated = [label for label, needed in outstanding(settings, there, folder).items() if needed]
+    with reporting(quiet):
+        outdated = outdated_answers(settings, there, folder)
     page = write_report(found, settings, out or folder / "report.html", outdated=outdated)
     if not quiet:
         typer.echo(f"report: {page}")

@@ -1,11 +1,12 @@
 """What the subcommands have in common: options, notices on stderr, JSON on stdout, sizes and times for people."""
 
+import hashlib
 import json
 import logging
 import math
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +29,8 @@ Scheduler = Annotated[
         autocompletion=lambda: ["none", "local"],
     ),
 ]
+#: Characters of the names of dumps in the name of a folder.
+_LONGEST = 100
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
@@ -47,7 +50,7 @@ def asked(
     paths : dict of str to Path
         Name of a dump, by which its results are kept -> its file, which may not be there yet.
     folder : Path
-        Of the results.
+        Of the results: one per model, and one per set of named dumps, whatever their order.
 
     Raises
     ------
@@ -64,7 +67,19 @@ def asked(
     paths = {path.stem: path for path in dumps}
     if len(paths) < len(dumps):
         raise InputError("two dumps have the same file name; results are kept by that name")
-    return settings, paths, Path(settings.run.results)
+    return settings, paths, Path(settings.run.results) / _set_name(paths)
+
+
+def _set_name(dumps: Iterable[str]) -> str:
+    """Folder of the results of named dumps; many names are cut, with a digest that tells such sets apart.
+
+    Examples
+    --------
+    >>> _set_name(["text", "mine"])
+    'dumps-mine+text'
+    """
+    name = f"dumps-{'+'.join(sorted(dumps))}"
+    return name if len(name) <= _LONGEST else f"{name[:_LONGEST]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
 class _Lines(logging.Handler):

@@ -36,7 +36,7 @@ def _ledger(table: WrittenTable, dump: str) -> str:
             f"{escape(row['criterion'])}</li>"
             for row in wholes
         )
-        caption = f"Claims: {', '.join(filter(None, which))}"
+        caption = f"Claims of {dump}: {', '.join(filter(None, which))}"
         shown = table_html(
             table, caption, rows=numbers, leave_out=_WHICH, kind="cards ledger",
             mark=lambda row, column: _badge(row) if column == "verdict" else "whole" if row["part"] == WHOLE else "",

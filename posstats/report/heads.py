@@ -87,9 +87,7 @@ def heads_html(tables: Mapping[str, WrittenTable], dump: str, level: float) -> s
                 if head not in rows[k]:
                     cells.append(f'<td role="cell" class="number {kind}" data-value="">–</td>')
                     continue
-                strong = column in ("q", "leakage_q", "spline_q") and _meets(
-                    table.raw[rows[k][head]][column], column, level
-                )
+                strong = _is_finding(table.raw[rows[k][head]], column, level)
                 cells.append(cell(table, rows[k][head], column, f"{kind} {'significant' if strong else ''}".strip()))
         layer, index = head
         body.append(
@@ -106,9 +104,20 @@ def heads_html(tables: Mapping[str, WrittenTable], dump: str, level: float) -> s
             f"{name}-meets", "meets", "Heads whose", {key: f"{filters[key][0]} ({counts[key]})" for key in filters}
         )
         + f'<output aria-live="polite">{len(heads)} of {len(heads)} heads</output></div>'
-        + framed(f"Heads of {dump}; q in bold is below {1 - level:.2g}", thead, "\n".join(body), "wide")
+        + framed(_caption(dump, level, "sinks" in tables), thead, "\n".join(body), "wide")
         + "</div>"
     )
+
+
+def _caption(dump: str, level: float, sinks: bool) -> str:
+    said = f"Heads of {dump}; q in bold is below {1 - level:.2g}"
+    return said + ("; of attention on position 0, only where the head lies above the threshold" if sinks else "")
+
+
+def _is_finding(row: Mapping[str, str], column: str, level: float) -> bool:
+    """Whether a q-value stands for what its heading says: that of a head below the threshold of sinks does not."""
+    asked = column in ("q", "leakage_q", "spline_q") and row.get("sink_reading", "True") == "True"
+    return asked and _meets(row[column], column, level)
 
 
 def _meets(value: str, column: str, level: float) -> bool:

@@ -69,10 +69,12 @@ def methods_paragraph(results: Results, config: AnalysisConfig) -> str:
     text += "The resampling unit of every interval and test is the document. "
     text += f"All intervals are {100 * results.level:g}% intervals"
     text += f" ({intervals}). " if intervals else ". "
-    text += (
-        f"p-values are two-sided; those of leakage and magnitudes come from sign-flip tests with "
-        f"{inference.n_permutations} random flips of whole documents, p = (b + 1)/(n + 1). "
-    )
+    nulls = _grouped((table.title, note) for table in tables for note in table.notes if note.startswith("p: "))
+    text += f"p-values, with their null hypotheses: {nulls}. " if nulls else ""
+    if "sign-flip" in nulls:
+        text += (
+            f"Sign-flip tests draw {inference.n_permutations} random flips of whole documents, p = (b + 1)/(n + 1). "
+        )
     families = _grouped((table.title, note) for table in tables for note in table.notes if note.startswith("q: "))
     text += f"q-values are adjusted within families: {families}. " if families else ""
     text += (
@@ -118,9 +120,9 @@ def _common(notes: Iterable[str]) -> str:
 
 
 def _grouped(found: Iterable[tuple[str, str]]) -> str:
-    """What footnotes say of intervals or families, with the tables that say so."""
+    """What footnotes say of intervals, tests or families, with the tables that say so."""
     titles: dict[str, dict[str, None]] = {}
     for title, note in found:
-        said = re.sub(r"^(q|[\d.]+% intervals): ", "", note).split(". Resampling unit")[0].rstrip(".")
+        said = re.sub(r"^(p|q|[\d.]+% intervals): ", "", note).split(". Resampling unit")[0].rstrip(".")
         titles.setdefault(said, {})[title[:1].lower() + title[1:]] = None
     return "; ".join(f"{', '.join(names)}: {said}" for said, names in titles.items())

@@ -38,7 +38,7 @@ def write_report(results: Results, config: AnalysisConfig, path: Path, *, outdat
     path : Path
         The page; the same results give the same bytes.
     outdated : sequence of str
-        Questions that would now be computed anew; those that have an answer are named on top of the page.
+        Answers computed with code or library versions that have changed since; they are named on top of the page.
 
     Returns
     -------
@@ -81,8 +81,8 @@ def write_report(results: Results, config: AnalysisConfig, path: Path, *, outdat
 def _warnings(results: Results, outdated: Sequence[str]) -> str:
     few = [f"{name}: {text[at:]}." for name, text in results.described.items() if (at := text.find("only ")) >= 0]
     missing = [f"Not among these results: {', '.join(results.missing)}."] if results.missing else []
-    old = [label for label in outdated if label not in results.missing]
-    stale = [f"Computed from a recording, settings or code that have changed since: {', '.join(old)}."] if old else []
+    stale = [f"Computed with code or library versions that have changed since: {', '.join(outdated)}."]
+    stale = stale if outdated else []
     return paragraphs([*few, *missing, *stale], "warning")
 
 

@@ -7,14 +7,19 @@ units, footnotes and the numbers rounded for people. The page shows the latter a
 import csv
 import hashlib
 import json
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from posstats.analysis import changes
+from posstats.config import AnalysisConfig
 from posstats.errors import InputError
 from posstats.store import open_dump
+
+logger = logging.getLogger(__name__)
 
 _AGAIN = "run posstats analyze again"
 
@@ -190,6 +195,47 @@ def read_results(folder: Path, dumps: Mapping[str, Path], questions: Sequence[st
     return Results(
         folder, headline, float(level[1]) / 100, described, recordings, tuple(answers), tuple(missing)
     )  # fmt: skip
+
+
+def outdated_answers(config: AnalysisConfig, dumps: Mapping[str, Path], folder: Path) -> list[str]:
+    """Refuse results of another recording or other settings, and say which are those of other code.
+
+    The page describes recording and settings beside the numbers, so it must not be written where they are not theirs.
+    Other code or library versions, which mostly give the same numbers, are logged as a warning.
+
+    Parameters
+    ----------
+    config : AnalysisConfig
+    dumps : mapping of str to Path
+        Name of a dump -> its file, of those that are there.
+    folder : Path
+        Of the results.
+
+    Returns
+    -------
+    list of str
+        "QUESTION of DUMP" of the answers computed with other code.
+
+    Raises
+    ------
+    InputError
+        If an answer rests on another recording or other settings.
+    """
+    changed = changes(config, dumps, folder)
+    for name, path in dumps.items():
+        if any("recording" in what for (_, dump), what in changed.items() if dump == name):
+            raise InputError(
+                f"{path} is another recording than the one that the results in {folder} were computed from; {_AGAIN}"
+            )
+    if any("settings" in what for what in changed.values()):
+        raise InputError(
+            f"the results in {folder} were computed with other settings under [inference]; {_AGAIN}, or name the "
+            "configuration and profile that they were computed with"
+        )
+    labels = [f"{question} of {dump}" for question, dump in changed]
+    if labels:
+        logger.warning("warning: code or library versions have changed since: %s; %s", ", ".join(labels), _AGAIN)
+    return labels
 
 
 def read_table(folder: Path, name: str) -> WrittenTable:
