@@ -56,7 +56,8 @@ def dump(
         The dump; unfinished work waits in the folder ``<path>.parts``. Where it is a symbolic link, what it points to
         is written.
     conditions : iterable of str
-        Interventions (:data:`posstats.vocabulary.CONDITIONS`), one forward pass each.
+        Interventions (:data:`posstats.vocabulary.CONDITIONS`), one forward pass each. A depth that is a fraction of the
+        model's blocks, as in ``trajectory=token:ID@1/3``, is recorded as the block that it comes to.
     offsets : sequence of int
         Distances from query to key at which logits are kept, each below the length.
     probes : sequence of int
