@@ -107,7 +107,10 @@ class DumpConfig:
         if self.source not in SOURCES:
             raise InputError(f"source must be one of {', '.join(SOURCES)}, not {self.source!r}")
         if self.text is not None and self.source != "text":
-            raise InputError('text = ... is of use only where source = "text"')
+            raise InputError(
+                f'text ({self.text}) is of use only where source is "text" (source = "text", or --source text), not '
+                f"{self.source!r}"
+            )
         if self.conditions is not None:
             parse_conditions(self.conditions)
 
@@ -307,7 +310,11 @@ def load_config(path: str | Path, profile: str | None = None, model: str | None 
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise InputError(f"cannot read the configuration {path}: {error.strerror}") from error
+        raise InputError(
+            f"cannot read the configuration {path}: {error.strerror}; it says what is recorded and which questions are "
+            "asked, of dumps that are named too: name one that is there (--config), such as analyses/default.toml of "
+            "a clone of the repository"
+        ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path} is not valid TOML: {error}") from error
     profiles = table(document.pop("profile", {}), f"[profile] of {path}")

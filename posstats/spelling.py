@@ -97,8 +97,8 @@ def parse_condition(text: str) -> Condition:
     meant = f" (did you mean {near[0]}?)" if near else ""
     raise InputError(
         f"there is no condition {text!r}{meant}; the conditions are {', '.join(CONDITIONS)}, with whole numbers in "
-        "place of ID and L (0 or more), P and K (1 or more, 2 or more in bos=tokens:K); L may also be a fraction of the "
-        "model's blocks below 1, such as 1/3"
+        "place of ID and L (0 or more), P and K (1 or more, 2 or more in bos=tokens:K); L may also be a fraction below "
+        "1 of the model's blocks, such as 1/3"
     )
 
 

@@ -415,7 +415,7 @@ class TestPieces:
         begun(seed=1)
         file = parts_folder(target) / "manifest.json"
         file.write_bytes(file.read_bytes().replace(b'"unit": 2', b'"unit": 0') if content is None else content)
-        with pytest.raises(DumpError, match=r"manifest\.json is damaged: dump again and overwrite, or remove"):
+        with pytest.raises(DumpError, match=r"manifest\.json is damaged: dump again with overwrite=True"):
             go()
         assert pieces_in(target)
         options = {"resume": False} if content else {"overwrite": True}

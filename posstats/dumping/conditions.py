@@ -130,15 +130,15 @@ def check_condition(condition: Condition, token_id: np.ndarray, model: Any) -> N
     largest = max(int(token_id.max()), condition.value if condition.kind == "trajectory" else 0)
     if largest >= vocabulary:
         raise InputError(
-            f"{condition.name}: token id {largest} is not in the model's vocabulary of {vocabulary} tokens; choose an id "
-            f"from 0 to {vocabulary - 1}"
+            f"{condition.name}: token id {largest} is not in the model's vocabulary of {vocabulary} tokens; choose an "
+            f"id from 0 to {vocabulary - 1}"
         )
     if condition.fraction is not None:
         raise InputError(f"{condition.name}: the depth has to be worked out for the model's blocks first (at_depth)")
     if condition.depth >= blocks:
         raise InputError(
-            f"{condition.name}: the depth must be 0 .. {blocks - 1}, as the model has {blocks} blocks, or a fraction of "
-            "them, such as 1/3"
+            f"{condition.name}: the depth must be 0 .. {blocks - 1}, as the model has {blocks} blocks, or a fraction "
+            "of them, such as 1/3"
         )
 
 

@@ -111,7 +111,7 @@ def estimate_cost(
     )
     existing = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.is_dir())
     free = shutil.disk_usage(existing).free
-    if is_current(path, plan.attrs, overwrite=overwrite):
+    if is_current(path, plan.attrs, overwrite=overwrite, labels=plan.coordinates):
         size = path.stat().st_size
         return Cost("recorded", everything, 0, manifest.batch, value_bytes, size, 0, free, memory, 0.0)
     with tempfile.TemporaryDirectory(prefix="posstats-") as empty:
