@@ -7,6 +7,7 @@ import pytest
 
 import posstats as ps
 from posstats.config import load_config
+from posstats.dumping.cost import _Rehearsal
 from posstats.errors import InputError
 from posstats.recording import estimate_dumps, record_dumps
 from posstats.spelling import at_depth, parse_conditions
@@ -41,7 +42,7 @@ def test_the_quick_profile(model, tmp_path):
 
 
 def test_the_whole_configuration(model, tmp_path, monkeypatch):
-    monkeypatch.setattr("posstats.dumping.cost._rehearse", lambda *_: (1.0, 1.0, 1.0))
+    monkeypatch.setattr("posstats.dumping.cost._measure", lambda *_: _Rehearsal(1, 1.0, 1.0, 1.0))
     config = load_config(DEFAULT, model=str(model))
     costs = estimate_dumps(*work(config, tmp_path))
     # Of 14 conditions, two trajectories begin at block 1.
