@@ -15,7 +15,7 @@ def measured(monkeypatch):
     """Rehearsals of a machine of known speed, and what they were of."""
     calls = []
 
-    def measure(model, sequences, plan, count, batch):
+    def measure(_model, _sequences, _plan, count, batch):
         calls.append((count, batch))
         return _Rehearsal(count, speed["pass"] * count, speed["file"] + 0.01 * count, 0.5)
 

@@ -18,7 +18,7 @@ from posstats.dumping.work import Work, join, new_manifest
 from posstats.store import parts_folder
 from posstats.vocabulary import DEFAULT_OFFSETS
 
-#: Seconds that the rehearsal of batches may take; where a single sequence tells that it would take more, that one counts.
+#: Seconds that the rehearsal of batches may take; where one sequence tells that it would take more, that one counts.
 _PATIENCE = 30.0
 
 
