@@ -9,13 +9,15 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any
 
 from posstats.errors import InputError
 from posstats.pooling import Inference
+from posstats.spelling import parse_conditions
 from posstats.stats.multiplicity import adjust as adjust_p
 from posstats.stats.resample import DEFAULT_METHOD
-from posstats.vocabulary import BASELINE, DEFAULT_LENGTH, DEFAULT_OFFSETS, DEFAULT_SEQUENCES
+from posstats.strict import merged, section, table
+from posstats.vocabulary import BASELINE, DEFAULT_LENGTH, DEFAULT_OFFSETS, DEFAULT_SEQUENCES, MINIMUM_DOCUMENTS
 
 #: Where the tokens of a dump come from.
 SOURCES = ("random", "text")
@@ -71,6 +73,17 @@ class SequencesConfig:
     bos_token: str | int | None = None
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        if self.n < MINIMUM_DOCUMENTS:
+            raise InputError(
+                f"n = {self.n} sequences cannot come from enough documents: every interval rests on documents, and at "
+                f"least {MINIMUM_DOCUMENTS} are needed"
+            )
+        if self.length < 2 + self.bos:
+            counted = ", the BOS counted" if self.bos else ""
+            raise InputError(f"length must be at least {2 + self.bos} tokens{counted}, not {self.length}")
+        _check_seed(self.seed)
+
 
 @dataclass(frozen=True, slots=True)
 class DumpConfig:
@@ -94,7 +107,12 @@ class DumpConfig:
         if self.source not in SOURCES:
             raise InputError(f"source must be one of {', '.join(SOURCES)}, not {self.source!r}")
         if self.text is not None and self.source != "text":
-            raise InputError('text = ... is of use only where source = "text"')
+            raise InputError(
+                f'text ({self.text}) is of use only where source is "text" (source = "text", or --source text), not '
+                f"{self.source!r}"
+            )
+        if self.conditions is not None:
+            parse_conditions(self.conditions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +132,10 @@ class RecordConfig:
     conditions: tuple[str, ...] = (BASELINE,)
     offsets: tuple[int, ...] = DEFAULT_OFFSETS
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        parse_conditions(self.conditions)
+        _check_seed(self.seed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +226,8 @@ class RunConfig:
     def __post_init__(self) -> None:
         if self.workers < 1:
             raise InputError(f"workers must be at least 1, not {self.workers}")
+        if self.batch_size is not None and self.batch_size < 1:
+            raise InputError(f"batch_size must be at least 1, not {self.batch_size}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +282,6 @@ SECTIONS: dict[str, type] = {
     "analyses": AnalysesConfig,
     "run": RunConfig,
 }
-_TYPE_NAMES = {str: "text in quotes", int: "a whole number", float: "a number", bool: "true or false"}
 
 
 def load_config(path: str | Path, profile: str | None = None, model: str | None = None) -> AnalysisConfig:
@@ -287,20 +310,24 @@ def load_config(path: str | Path, profile: str | None = None, model: str | None 
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise InputError(f"cannot read the configuration {path}: {error.strerror}") from error
+        raise InputError(
+            f"cannot read the configuration {path}: {error.strerror}; it says what is recorded and which questions are "
+            "asked, of dumps that are named too: name one that is there (--config), such as analyses/default.toml of "
+            "a clone of the repository"
+        ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path} is not valid TOML: {error}") from error
-    profiles = _table(document.pop("profile", {}), f"[profile] of {path}")
+    profiles = table(document.pop("profile", {}), f"[profile] of {path}")
     chosen: Mapping[str, Any] = {}
     for name, changes in profiles.items():
         where = f"profile.{name}"
         if name == profile:
-            chosen = _table(changes, f"[{where}]")
+            chosen = table(changes, f"[{where}]")
         else:
-            _sections(_merged(document, _table(changes, f"[{where}]")), f"{where}: ")
+            _sections(merged(document, table(changes, f"[{where}]")), f"{where}: ")
     if profile is not None and profile not in profiles:
         raise InputError(f"{path} has no profile {profile!r}; it has {', '.join(profiles) or 'none'}")
-    config = AnalysisConfig(**_sections(_merged(document, chosen)), folder=path.parent)
+    config = AnalysisConfig(**_sections(merged(document, chosen)), folder=path.parent)
     if not config.dumps:
         raise InputError(f"{path} names no dump; add one, for example [dumps.random]")
     for name, entry in config.dumps.items():
@@ -311,13 +338,9 @@ def load_config(path: str | Path, profile: str | None = None, model: str | None 
     return config if model is None else replace(config, model=replace(config.model, name=model, revision=None))
 
 
-def _merged(document: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Tables merged key by key; anything else replaced."""
-    merged = dict(document)
-    for key, value in changes.items():
-        old = merged.get(key)
-        merged[key] = _merged(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
-    return merged
+def _check_seed(seed: int) -> None:
+    if seed < 0:
+        raise InputError(f"seed must be 0 or more, not {seed}")
 
 
 def _sections(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -329,50 +352,15 @@ def _sections(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         where = f"{prefix}[{name}]"
         if name == "dumps":
             values[name] = {
-                label: _section(DumpConfig, _table(entry, f"{prefix}[dumps.{label}]"), f"{prefix}[dumps.{label}]")
-                for label, entry in _table(content, where).items()
+                label: section(DumpConfig, table(entry, f"{prefix}[dumps.{label}]"), f"{prefix}[dumps.{label}]")
+                for label, entry in table(content, where).items()
             }
             for label in values[name]:
                 if not re.fullmatch(r"[A-Za-z0-9_-]+", label):
                     raise InputError(f"{where}: a dump's name has letters, digits, - and _ only, not {label!r}")
         else:
-            values[name] = _section(SECTIONS[name], _table(content, where), where)
+            values[name] = section(SECTIONS[name], table(content, where), where)
     return values
-
-
-def _table(value: Any, where: str) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
-        raise InputError(f"{where} must be a table of keys, not {value!r}")
-    return value
-
-
-def _section(kind: type, content: Mapping[str, Any], where: str) -> Any:
-    allowed = [entry.name for entry in fields(kind)]
-    unknown = [key for key in content if key not in allowed]
-    if unknown:
-        raise InputError(f"{where} has no key {unknown[0]!r}; its keys are {', '.join(allowed)}")
-    types = get_type_hints(kind)
-    values = {key: _value(value, types[key], f"{where} {key}") for key, value in content.items()}
-    try:
-        return kind(**values)
-    except InputError as error:
-        raise InputError(f"{where}: {error}") from error
-
-
-def _value(value: Any, kind: Any, where: str) -> Any:
-    """The value, if it is of its type; lists become tuples and whole numbers floats."""
-    allowed = (
-        [kind] if get_origin(kind) is tuple else [one for one in get_args(kind) or (kind,) if one is not type(None)]
-    )
-    for one in allowed:
-        if get_origin(one) is tuple and isinstance(value, list):
-            return tuple(_value(item, get_args(one)[0], where) for item in value)
-        if type(value) is one:
-            return value
-        if one is float and type(value) is int:
-            return float(value)
-    described = " or ".join("a list" if get_origin(one) is tuple else _TYPE_NAMES[one] for one in allowed)
-    raise InputError(f"{where} must be {described}, not {value!r}")
 
 
 def options() -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The ledger: every claim with estimate, interval, p, q and the verdict that follows (docs/method.md, section 9)."""
 
 import re
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +12,7 @@ import xarray as xr
 from posstats.config import InferenceConfig
 from posstats.contrasts import METHODS, Side, contrast
 from posstats.designs import declared_windows, model_kind
-from posstats.errors import DesignError, InputError
+from posstats.errors import DesignError, FewDocumentsWarning, InputError
 from posstats.estimates import adjusted
 from posstats.evidence import QUESTIONS, require_dump
 from posstats.labelled import document_codes, few_documents_note
@@ -78,7 +79,7 @@ def claims(
     Warns
     -----
     FewDocumentsWarning
-        With fewer than 24 documents.
+        For each dump with fewer than 24 documents.
 
     Notes
     -----
@@ -95,24 +96,30 @@ def claims(
     """
     unknown = sorted(set(which) - set(CRITERIA))
     if unknown or not which:
-        raise InputError(f"Unknown claims {', '.join(unknown)}; which= takes one or more of {', '.join(CRITERIA)}.")
+        wrong = f"Unknown claims {', '.join(unknown)}" if unknown else "No claim was chosen"
+        raise InputError(f"{wrong}; choose one or more of {', '.join(CRITERIA)}.")
     inference = InferenceConfig(level, method, n_resamples, n_permutations, adjust, seed)
     models = _named(_flat(data))
     rows: list[dict[str, object]] = []
     trios = list(_trios(models)) if "C6" in which else []
     compared = {id(one) for trio in trios for one in trio.members()}
     for model in models:
-        asked = [question for question, about in QUESTIONS if about & set(which)]
-        found = [replace(one, n=model.n) for question in asked for one in question(model.ds, inference)]
-        if id(model) not in compared:
-            found.append(Evidence("C6", "a", "contrast of architectures", n=model.n, reason=_ALONE))
-        rows += _ledger(model.name, model.dump, model.kind, [one for one in found if one.claim in which])
-    for trio in trios:
-        rows += _ledger(trio.name, trio.dump, trio.kind, list(trio.evidence(inference)))
+        for note in few_documents_note(model.n):
+            warnings.warn(f"{model.name} on {model.dump}: {note}", FewDocumentsWarning, stacklevel=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FewDocumentsWarning)  # of each dump it has been said
+        for model in models:
+            asked = [question for question, about in QUESTIONS if about & set(which)]
+            found = [replace(one, n=model.n) for question in asked for one in question(model.ds, inference)]
+            if id(model) not in compared:
+                found.append(Evidence("C6", "a", "contrast of architectures", n=model.n, reason=_ALONE))
+            rows += _ledger(model.name, model.dump, model.kind, [one for one in found if one.claim in which])
+        for trio in trios:
+            rows += _ledger(trio.name, trio.dump, trio.kind, list(trio.evidence(inference)))
     table = adjusted(pd.DataFrame(rows), ["model", "dump"], adjust, {"p": "q"})
     settings = {
-        "n_documents": " or ".join(dict.fromkeys(str(model.n) for model in models)),
-        "n_sequences": " or ".join(dict.fromkeys(str(model.ds.sizes["sequence"]) for model in models)),
+        "n_documents": _one_or_several(model.n for model in models),
+        "n_sequences": _one_or_several(model.ds.sizes["sequence"] for model in models),
         "offsets": tuple(models[0].ds.offset.values.tolist()),
         "adjustment": adjust,
         "level": level,
@@ -121,6 +128,12 @@ def claims(
         "seed": seed,
     }
     return ClaimsResult(table[_COLUMNS], settings, few_documents_note(min(model.n for model in models)))
+
+
+def _one_or_several(counts: Iterable[int]) -> int | str:
+    """The number, where all are the same."""
+    different = list(dict.fromkeys(counts))
+    return different[0] if len(different) == 1 else " or ".join(map(str, different))
 
 
 _ALONE = (

@@ -16,8 +16,9 @@ from posstats.errors import InputError
 from posstats.labelled import few_documents_note
 from posstats.progress import progress
 from posstats.side_by_side import side_by_side
+from posstats.spelling import check_positions
 from posstats.store import parts_folder
-from posstats.vocabulary import BASELINE
+from posstats.vocabulary import BASELINE, MINIMUM_DOCUMENTS
 
 if TYPE_CHECKING:
     from posstats.dumping.cost import Cost
@@ -162,6 +163,7 @@ def _prepared(
     run: RunConfig,
 ) -> Iterator[tuple[Path, Any, Any, dict[str, Any]]]:
     """Of each dump its file, the model, which is loaded once, the sequences and the options of `posstats.dump`."""
+    check_positions("offset", record.offsets, sequences.length)  # before torch and the model are loaded
     try:
         from posstats.dumping.models import load_model, max_length
         from posstats.dumping.variants import check_length, check_window
@@ -201,8 +203,9 @@ def _prepared(
             "seed": record.seed,
         }
         drawn = _sequences(entry, sequences, tokenizer)
-        for note in few_documents_note(drawn.documents):
-            logger.warning("warning: %s: %s", path, note)
+        if drawn.documents >= MINIMUM_DOCUMENTS:  # with fewer there will be no dump
+            for note in few_documents_note(drawn.documents):
+                logger.warning("warning: %s: %s", path, note)
         if BASELINE not in options["conditions"]:
             logger.warning(
                 "warning: %s: without the condition %s nothing that compares with it can be computed, such as removal",

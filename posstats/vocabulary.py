@@ -41,7 +41,7 @@ CONDITIONS = {
     "bos=tokens:K": "K ordinary tokens take BOS's place at position 0, dealt in turn to the documents",
     "bos@P": "the BOS token is placed at position P > 0 and an ordinary token at position 0",
     "trajectory=token:ID@L": "from the input of block L on, the residual stream at position 0 is replaced by that of "
-    "token ID run alone",
+    "token ID run alone; L may be given as a fraction of the blocks, such as 1/3",
     "shift=K": "K is added to every position id (negative control)",
     "repeat": "the sequence's own first ordinary token stands at every position, position 0 included",
 }

@@ -198,6 +198,18 @@ class TestInspect:
         assert facts["sizes"]["sequence"] == 25
         assert facts["conditions"] == ["baseline"]
         assert facts["offsets"] == [0, 1]
+        assert facts["attributes"]["schema_version"] == 1
+
+    def test_json_in_attributes_is_decoded(self, run, folder, tmp_path):
+        with ps.open_dump(folder / "simulated.h5") as dataset:
+            attrs = {"rope_parameters": '{"rope_theta": 1000.0}', "layer_types": '["full"]', "sequences": "[odd"}
+            write_dump(dataset.assign_attrs(attrs).compute(), tmp_path / "d.h5")
+        found = json.loads(run("inspect", tmp_path / "d.h5", "--json")[1])["attributes"]
+        assert {name: found[name] for name in attrs} == {
+            "rope_parameters": {"rope_theta": 1000.0},
+            "layer_types": ["full"],
+            "sequences": "[odd",
+        }
 
     def test_no_file(self, run, tmp_path):
         assert "there is no dump" in mistake(run("inspect", tmp_path / "none.h5"))
@@ -234,7 +246,12 @@ class TestDump:
         assert "reus" in err
         assert path.stat().st_mtime_ns == before
 
-        assert "other settings" in mistake(self.dump(run, folder, path))
+        assert mistake(self.dump(run, folder, path)).endswith(
+            "was recorded with other settings (different: conditions): choose another path, or have it replaced "
+            "(overwrite=True, --overwrite)"
+        )
+        several = mistake(self.dump(run, folder, path, "--seed", 1, "-t", 20, "-d", 2))
+        assert "(different: seed, sequences_seed, conditions, length, offsets)" in several
         assert path.stat().st_mtime_ns == before
         code, _, err = self.dump(run, folder, path, "--overwrite", "--quiet", "--no-bos")
         assert (code, err) == (0, f"warning: {path}: {FEW}\n")
@@ -259,7 +276,10 @@ class TestDump:
     @pytest.mark.parametrize(
         ("more", "message"),
         [
-            (["-c", "bos=nil"], "there is no condition 'bos=nil'; the conditions are baseline"),
+            (
+                ["-c", "bos=nil"],
+                "there is no condition 'bos=nil' (did you mean bos=none?); the conditions are baseline",
+            ),
             (["-c", "baseline", "-c", "baseline"], "given twice"),
             (["-n", 4], "at least 5 are needed"),
             (["-t", 500], "the model allows 1 to 128: positions beyond were never trained"),
@@ -271,7 +291,7 @@ class TestDump:
             (["--dtype", "int8"], "dtype must be one of float32"),
             (["--bos-token", "<none>"], "is not in the vocabulary"),
             (["--source", "web"], "source must be one of random, text"),
-            (["--text", "somewhere"], "only where source"),
+            (["--text", "somewhere"], "(source = \"text\", or --source text), not 'random'"),
             (["--source", "text", "--text", "no/such/file"], "there is no file or folder"),
             (["--seed", -1], "seed must be 0 or more"),
             (["--batch-size", 0], "batch_size must be at least 1"),
@@ -283,6 +303,19 @@ class TestDump:
         answer = self.dump(run, folder, tmp_path / "d.h5", *more)
         assert message in mistake(answer)
         assert not (tmp_path / "d.h5").exists()
+
+    @pytest.mark.parametrize(
+        "more",
+        [["-c", "basline"], ["-n", 4], ["-t", 2], ["-d", 16], ["-d", 1, "-d", 1], ["--seed", -1], ["--batch-size", 0],
+         ["--shard", "3/2"]],
+    )  # fmt: skip
+    def test_what_needs_no_model_is_checked_before_torch_and_any_notice(self, run, folder, tmp_path, monkeypatch, more):
+        for name in [name for name in sys.modules if name.startswith("posstats.dumping")]:
+            monkeypatch.delitem(sys.modules, name)
+        monkeypatch.setitem(sys.modules, "torch", None)
+        line = mistake(answer := self.dump(run, folder, tmp_path / "d.h5", *more))
+        assert answer[2] == f"{line}\n"
+        assert "torch" not in line
 
     def test_what_an_analysis_will_miss_is_said_before(self, run, folder, tmp_path):
         small = ["dump", tmp_path / "d.h5", "--model", folder / "model", "-n", 24, "--dry-run"]
@@ -376,7 +409,9 @@ class TestAnalyze:
         assert "has no profile 'slow'" in mistake(run("analyze", "--config", path, "--profile", "slow"))
         assert "there is no dump" in mistake(run("analyze", tmp_path / "none.h5", "--config", path))
         assert "not both" in mistake(run("analyze", dump, "--config", path, "--model", "x"))
-        assert "same file name" in mistake(run("analyze", dump, dump, "--config", path))
+        same = mistake(run("analyze", dump, tmp_path / "simulated.h5", "--config", path))
+        assert f"{dump} and {tmp_path / 'simulated.h5'} have the same file name" in same
+        assert "name one that is there (--config)" in mistake(run("analyze", dump, "--config", tmp_path / "none.toml"))
         path.write_text(path.read_text() + "\n[oops]\n")
         assert "there is no section [oops]" in mistake(run("analyze", "--config", path))
 

@@ -284,6 +284,17 @@ class TestClaims:
             assert (code, out) == (2, "")
             assert message in err
 
+    @pytest.mark.filterwarnings("default::posstats.errors.FewDocumentsWarning")
+    def test_few_documents_are_said_once_of_each_dump(self, run, tmp_path):
+        paths = [tmp_path / f"{name}.h5" for name in "ab"]
+        for path in paths:
+            ps.write_dump(ps.simulate(n=6, length=32, conditions=["baseline", "bos=mean"], seed=0).dataset, path)
+        code, out, err = run("claims", *paths, "--resamples", 99, "--permutations", 99, "--json")
+        assert code == 0
+        assert len(err.splitlines()) == 2
+        assert all(line.startswith("warning: ") and line.endswith(FEW) for line in err.splitlines())
+        assert json.loads(out)["settings"]["n_documents"] == 6
+
     def test_a_baseline_is_needed(self, run, tmp_path):
         path = tmp_path / "d.h5"
         assert run("simulate", path, "-c", "bos=mean", "-q")[0] == 0
@@ -303,6 +314,11 @@ class TestBench:
         assert command[1:] == ["-m", "analyses.bench", "--model", "smollm2-135m", "--out", str(tmp_path), "--quick",
                                "--part", "dump"]  # fmt: skip
         assert options["cwd"] == Path(__file__).parents[1]
+
+    def test_says_how_long_it_takes_and_where_it_writes(self, run):
+        said = " ".join(run("bench", "--help")[1].split())
+        assert "--quick takes minutes" in said
+        assert "analyses/results/bench" in said
 
     def test_says_where_it_is(self, run, monkeypatch, tmp_path):
         monkeypatch.setattr("posstats.commands.bench.ROOT", tmp_path)

@@ -2,10 +2,11 @@ import numpy as np
 import pytest
 import torch
 
-from posstats.dumping.conditions import NO_TOKEN, Condition, apply, fed_tokens, parse_condition, parse_conditions
+from posstats.dumping.conditions import NO_TOKEN, apply, fed_tokens
 from posstats.dumping.inputs import Sequences, random_sequences
 from posstats.dumping.models import embed
 from posstats.errors import InputError
+from posstats.spelling import Condition, at_depth, parse_condition, parse_conditions
 from posstats.vocabulary import CONDITIONS
 from tests import tiny
 
@@ -60,7 +61,7 @@ class TestParsing:
         "text",
         ["", "bos", "bos=", "bos@0", "bos@-1", "shift=0", "shift=-3", "shift=x", "bos=token:", "Repeat",
          "bos=tokens:1", "bos=tokens:", "trajectory=token:7", "trajectory=token:@1", "trajectory=token:7@-1",
-         "trajectory=mean@1"],
+         "trajectory=mean@1", "trajectory=token:7@3/3", "trajectory=token:7@1/0", "trajectory=token:7@0.5"],
     )  # fmt: skip
     def test_unknown(self, text):
         with pytest.raises(InputError, match=r"there is no condition .*; the conditions are baseline, bos=zero"):
@@ -73,6 +74,40 @@ class TestParsing:
             parse_conditions(["shift=1", "baseline", "shift=01"])
         with pytest.raises(InputError, match="at least one"):
             parse_conditions([])
+
+    @pytest.mark.parametrize(
+        ("text", "meant"),
+        [
+            ("basline", "baseline"),
+            ("Repeat", "repeat"),
+            ("bos=nil", "bos=none"),
+            ("bos-mean", "bos=mean"),
+            ("trajectroy=token:5@1", "trajectory=token:ID@L"),
+        ],
+    )
+    def test_what_was_meant(self, text, meant):
+        with pytest.raises(InputError, match=rf"no condition '{text}' \(did you mean {meant}\?\); the conditions are"):
+            parse_condition(text)
+
+    def test_a_depth_can_be_a_fraction_of_the_blocks(self):
+        depths = parse_conditions(["baseline", *(f"trajectory=token:7@{depth}" for depth in ("1/6", "2/6", "2/3"))])
+        assert [one.name for one in depths][2:] == ["trajectory=token:7@1/3", "trajectory=token:7@2/3"]
+        for blocks, expected in ((30, [5, 10, 20]), (4, [1, 3]), (3, [0, 1, 2]), (1, [0])):
+            found = at_depth(depths, blocks)
+            assert found[0] == Condition("baseline", "baseline")
+            assert [one.depth for one in found[1:]] == expected
+            assert found[1:] == tuple(parse_condition(f"trajectory=token:7@{depth}") for depth in expected)
+        assert at_depth(parse_conditions(["trajectory=token:7@9/10"]), 4)[0].depth == 3  # the last block
+
+    def test_a_depth_that_was_given_too_is_recorded_once(self):
+        given = parse_conditions(["trajectory=token:7@1/3", "trajectory=token:7@1", "trajectory=token:8@1/3"])
+        assert [one.name for one in at_depth(given, 4)] == ["trajectory=token:7@1", "trajectory=token:8@1"]
+        with pytest.raises(InputError, match="given twice: trajectory=token:7@1/3"):
+            parse_conditions(["trajectory=token:7@1/3", "trajectory=token:7@2/6"])
+
+    def test_a_fraction_is_worked_out_before_it_is_applied(self, seqs, model):
+        with pytest.raises(InputError, match="worked out for the model's blocks"):
+            feed("trajectory=token:7@1/3", seqs, model)
 
     def test_nothing_to_repeat(self):
         only = Sequences(np.ones((6, 1), dtype=int), np.arange(6), "mine", bos_id=1)

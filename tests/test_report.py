@@ -276,8 +276,9 @@ class TestRefusals:
         copy = shutil.copytree(folder, tmp_path / "copy")
         path = copy / "some" / "removal" / "removal.csv"
         path.write_text(path.read_text().replace("0.", "1.", 1))
-        with pytest.raises(InputError, match=r"removal\.csv has changed"):
+        with pytest.raises(InputError, match=r"removal\.csv has changed") as found:
             read_results(copy, dumps, QUESTIONS)
+        assert str(found.value).count("run posstats analyze again") == 1
 
     def test_another_recording(self, folder, dumps, tmp_path):
         other = write_dump(ps.simulate(n=25, length=32, offsets=(0, 1), seed=0).dataset, tmp_path / "o.h5")

@@ -15,13 +15,14 @@ import torch
 from posstats import store
 from posstats.dumping import memory, work
 from posstats.dumping.attention import Recorder
-from posstats.dumping.conditions import apply, parse_condition
+from posstats.dumping.conditions import apply
 from posstats.dumping.inputs import Sequences, random_sequences
 from posstats.dumping.locks import lock
 from posstats.dumping.memory import available_memory, is_out_of_memory, suggested_batch
 from posstats.dumping.pieces import Pieces
 from posstats.dumping.run import dump, is_current, join_dump
 from posstats.errors import DesignError, DumpError, InputError, NumericalError
+from posstats.spelling import parse_condition
 from posstats.store import open_dump, parts_folder
 from posstats.vocabulary import COORDINATES, VARIABLES
 from tests import tiny
@@ -414,7 +415,7 @@ class TestPieces:
         begun(seed=1)
         file = parts_folder(target) / "manifest.json"
         file.write_bytes(file.read_bytes().replace(b'"unit": 2', b'"unit": 0') if content is None else content)
-        with pytest.raises(DumpError, match=r"manifest\.json is damaged: dump again and overwrite, or remove"):
+        with pytest.raises(DumpError, match=r"manifest\.json is damaged: dump again with overwrite=True"):
             go()
         assert pieces_in(target)
         options = {"resume": False} if content else {"overwrite": True}
@@ -422,6 +423,17 @@ class TestPieces:
 
 
 class TestReuse:
+    def test_a_fraction_is_the_block_that_it_comes_to(self, go, target, caplog):
+        conditions = ("trajectory=token:7@1/3", "baseline", "trajectory=token:7@4/12", "trajectory=token:7@9/10")
+        with pytest.raises(InputError, match="given twice"):
+            go(conditions=conditions)
+        go(conditions=("trajectory=token:7@1/3", "baseline", "trajectory=token:7@3/10", "trajectory=token:7@9/10"))
+        with open_dump(target) as ds:
+            assert ds.condition.values.tolist() == ["trajectory=token:7@1", "baseline", "trajectory=token:7@2"]
+        with caplog.at_level("INFO", logger="posstats"):
+            go(conditions=("trajectory=token:7@1", "baseline", "trajectory=token:7@2"))
+        assert "reusing" in caplog.text
+
     def test_finished_dump_is_reused(self, go, target, monkeypatch, caplog):
         go()
         before = target.stat()

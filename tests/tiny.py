@@ -151,6 +151,19 @@ def build(name: str, dtype: str = "float32", seed: int = 0, **changes: object) -
     return model
 
 
+def byte_tokenizer(vocabulary: int) -> transformers.PreTrainedTokenizerFast:
+    """Tokenizer of any text: "<bos>" and "<eos>", then a token for each byte, and further words up to a size."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    words = ["<pad>", "<bos>", "<eos>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    words += [f"w{i}" for i in range(len(words), vocabulary)]
+    backend = Tokenizer(models.BPE({word: i for i, word in enumerate(words)}, []))
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=backend, bos_token="<bos>", eos_token="<eos>", pad_token="<pad>"
+    )
+
+
 @lru_cache(maxsize=1)
 def tokenizer() -> transformers.PreTrainedTokenizerFast:
     """Tokenizer over the tiny vocabulary: one word per token, "<bos>" and "<eos>" special."""

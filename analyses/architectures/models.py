@@ -103,7 +103,7 @@ def record(entries: Sequence[Entry], config: AnalysisConfig, *, show: bool = Tru
         )
 
 
-def design(folder: Path, models: str, *, token: int, layer: int, quick: bool = False) -> AnalysisConfig:
+def design(folder: Path, models: str, *, token: int, layer: int | str, quick: bool = False) -> AnalysisConfig:
     """What is recorded: enough for every claim, on sequences longer than every window.
 
     Parameters
@@ -112,8 +112,10 @@ def design(folder: Path, models: str, *, token: int, layer: int, quick: bool = F
         Of the dumps.
     models : str
         Folder of converted models.
-    token, layer : int
-        Whose trajectory takes the place of that of position 0, and from which layer on.
+    token : int
+        Whose trajectory takes the place of that of position 0.
+    layer : int or str
+        From which layer on: its number, or a fraction of them, such as "1/3".
     quick : bool
         Small sizes: does it run, not what comes out.
     """

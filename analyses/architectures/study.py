@@ -24,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", default="smollm2-135m", help="default model, local folder, .gguf file or hub id")
     parser.add_argument("--models-dir", default="data/models", help="folder of converted models")
     parser.add_argument("--token", type=int, default=260, help="whose trajectory takes BOS's place (default: ' the')")
-    parser.add_argument("--layer", type=int, default=10, help="from which layer on")
+    parser.add_argument("--layer", default="1/3", help="from which layer on: its number, or a fraction of them")
     given = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     config = models.design(given.dumps, given.models_dir, token=given.token, layer=given.layer, quick=given.quick)

@@ -32,9 +32,13 @@ def analyze(
         list[Path] | None,
         typer.Argument(metavar="FILE", help="Dumps to analyse. Without any, those of the configuration."),
     ] = None,
-    config: Annotated[Path, typer.Option(help="The configuration, a TOML file that explains its keys.")] = Path(
-        "analyses/default.toml"
-    ),
+    config: Annotated[
+        Path,
+        typer.Option(
+            help="The configuration, a TOML file that explains its keys; also where dumps are named: its questions are "
+            "asked of them."
+        ),
+    ] = Path("analyses/default.toml"),
     profile: Annotated[str | None, typer.Option(help="A profile of the configuration, such as quick.")] = None,
     model: Annotated[
         str | None, typer.Option(help="Record this model in place of the configured one: folder, .gguf file, hub id.")
@@ -51,9 +55,10 @@ def analyze(
     """Record what a configuration asks for, analyse it, and print the headline table and the ledger of the claims.
 
     Dumps and results that are current are reused. Tables (CSV, Markdown, LaTeX) and figures (PNG, PDF) go to the
-    folder of the results. Dumps named on the command line are analysed as they are, without torch. With --scheduler the
-    analyses are spread over workers (docs/scale.md); what is to be recorded is recorded here: record large dumps with
-    posstats dump --scheduler first.
+    folder of the results. Dumps named on the command line are analysed as they are, without torch; which questions are
+    asked of them a configuration still says: outside a clone of the repository name one with --config. With --scheduler
+    the analyses are spread over workers (docs/scale.md); what is to be recorded is recorded here: record large dumps
+    with posstats dump --scheduler first.
     """
     settings, paths, folder = asked(dumps, config, profile, model, results)
     work = (

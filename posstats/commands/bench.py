@@ -32,6 +32,10 @@ def bench(
     """Measure speed and memory of recording and estimating on this machine, as make bench does.
 
     The benchmark is part of the source tree, not of the installed package: it needs a clone of the repository.
+
+    On two processors --quick takes minutes (four where other work ran beside it) and the whole something like an hour,
+    which --part cuts short. Every sample goes to bench.json and the tables to bench.md, in the folder of
+    --out: by default analyses/results/bench, in the current folder. docs/bench.md says what is measured.
     """
     if not (ROOT / "analyses" / "bench").is_dir():
         raise InputError(

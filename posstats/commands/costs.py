@@ -50,7 +50,7 @@ def cost_text(path: Path, cost: Cost) -> str:
     time = ("" if cost.seconds < 1 else "about ") + time_text(cost.seconds)
     facts = {
         "to record": f"{cost.left} of {cost.sequences} sequences (each condition counted), {cost.batch} at once",
-        "time": f"{time} at the speed of the batch just tried, beside starting Python and loading the model",
+        "time": f"{time} at the speed of the batches just tried, beside starting Python and loading the model",
         "file": f"about {size_text(cost.file_bytes)}; {size_text(cost.value_bytes)} in memory",
         "disk": f"{size_text(cost.disk_bytes)} at most while it is written, the pieces and beside them the file; "
         f"{size_text(cost.free_bytes)} are free",

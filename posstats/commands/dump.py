@@ -108,7 +108,7 @@ def dump(
     ] = None,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Check everything, try one batch, say what it would cost; write nothing."),
+        typer.Option("--dry-run", help="Check everything, try a batch or two, say what it would cost; write nothing."),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="With --dry-run: print one JSON object.")] = False,
     quiet: Quiet = False,
@@ -118,7 +118,7 @@ def dump(
     A finished dump with the same settings is reused, and an unfinished one is taken up where it stopped. Read the file
     with posstats.open_dump, xarray, h5py or ncdump.
 
-    With --dry-run the model is loaded and its first batch recorded, to a temporary file: time and size of the whole
+    With --dry-run the model is loaded and a batch or two recorded, to a temporary file: time and size of the whole
     are measured, not guessed.
     """
     if as_json and not dry_run:

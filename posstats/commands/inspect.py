@@ -1,5 +1,7 @@
 """``posstats inspect``: what is in a dump, and whether it is whole."""
 
+import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -47,7 +49,7 @@ def inspect(
             "attributes": dict(sorted(dataset.attrs.items())),
         }
     if as_json:
-        print_json(facts)
+        print_json(facts | {"attributes": {name: _decoded(name, one) for name, one in facts["attributes"].items()}})
         return
     sizes = facts["sizes"]
     typer.echo(
@@ -70,6 +72,14 @@ def inspect(
     for name, value in facts["attributes"].items():
         text = str(value.tolist() if hasattr(value, "tolist") else value)
         typer.echo(f"  {name}: {text if len(text) <= 100 else text[:97] + '...'}")
+
+
+def _decoded(name: str, value: Any) -> Any:
+    """An attribute for a script: text that is JSON as what it says, and the version of the schema as a number."""
+    if name == "schema_version" or (isinstance(value, str) and value.startswith(("{", "["))):
+        with suppress(ValueError):
+            return json.loads(value)
+    return value
 
 
 def _runs(values: list[str]) -> str:

@@ -64,9 +64,14 @@ def asked(
         return settings, {name: settings.dump_path(name) for name in settings.dumps}, settings.results_folder()
     if model is not None:
         raise InputError("give dumps to analyse or a model to record, not both")
-    paths = {path.stem: path for path in dumps}
-    if len(paths) < len(dumps):
-        raise InputError("two dumps have the same file name; results are kept by that name")
+    paths: dict[str, Path] = {}
+    for path in dumps:
+        if path.stem in paths:
+            raise InputError(
+                f"{paths[path.stem]} and {path} have the same file name, by which results are kept: rename one of "
+                "them, or analyse them apart, each with its --results"
+            )
+        paths[path.stem] = path
     return settings, paths, Path(settings.run.results) / _set_name(paths)
 
 

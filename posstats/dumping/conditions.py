@@ -7,8 +7,6 @@ the other conditions of a dump matter. Replaced embeddings are in the units of t
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,114 +18,17 @@ from posstats.dumping.models import embed
 from posstats.dumping.record import Substitute
 from posstats.dumping.structure import text_config
 from posstats.errors import InputError
-from posstats.vocabulary import CONDITIONS
+from posstats.spelling import Condition
 
 #: Stands in ``token_id`` where the model was fed a vector that is no token's embedding.
 NO_TOKEN = -1
 
+#: Kinds that feed a vector which is no token's embedding.
 _BOS_VECTORS = ("zero", "mean", "gaussian")
 #: Spawn keys that keep the draws of the conditions apart under one seed.
 _ORDINARY, _GAUSSIAN, _DEALT = 0, 1, 2
-#: Conditions spelled with one number: kind, what precedes the number, the smallest one.
-_NUMBERED = (("token", "bos=token:", 0), ("tokens", "bos=tokens:", 2), ("at", "bos@", 1), ("shift", "shift=", 1))
 #: Tokens embedded at a time when the moments of the embedding are summed: bounds the memory.
 _EMBEDDED_AT_ONCE = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class Condition:
-    """An intervention on the input.
-
-    Attributes
-    ----------
-    name : str
-        Its spelling, and its label along the ``condition`` dimension.
-    kind : str
-        What is done: ``baseline``, ``zero``, ``mean``, ``gaussian``, ``token``, ``tokens``, ``none``, ``at``,
-        ``trajectory``, ``shift`` or ``repeat``.
-    value : int
-        The token id of ``token`` and ``trajectory``, the number of ``tokens``, the position of ``at``, the shift of
-        ``shift``; 0 elsewhere.
-    depth : int
-        The block of ``trajectory``; 0 elsewhere.
-    """
-
-    name: str
-    kind: str
-    value: int = 0
-    depth: int = 0
-
-
-def parse_condition(text: str) -> Condition:
-    """Read the spelling of a condition.
-
-    Parameters
-    ----------
-    text : str
-        One of the spellings of :data:`posstats.vocabulary.CONDITIONS`, with numbers in place of capitals.
-
-    Returns
-    -------
-    Condition
-        The condition, under its canonical spelling.
-
-    Raises
-    ------
-    InputError
-        If there is no such condition.
-
-    Examples
-    --------
-    >>> parse_condition("bos=token:5")
-    Condition(name='bos=token:5', kind='token', value=5, depth=0)
-    >>> parse_condition("shift=064").name
-    'shift=64'
-    """
-    spelling = text.strip()
-    if spelling in ("baseline", "repeat"):
-        return Condition(spelling, spelling)
-    if spelling in ("bos=none", *(f"bos={vector}" for vector in _BOS_VECTORS)):
-        return Condition(spelling, spelling.removeprefix("bos="))
-    for kind, prefix, lowest in _NUMBERED:
-        match = re.fullmatch(re.escape(prefix) + r"(\d+)", spelling, flags=re.ASCII)
-        if match and int(match[1]) >= lowest:
-            return Condition(f"{prefix}{int(match[1])}", kind, int(match[1]))
-    match = re.fullmatch(r"trajectory=token:(\d+)@(\d+)", spelling, flags=re.ASCII)
-    if match:
-        token, depth = int(match[1]), int(match[2])
-        return Condition(f"trajectory=token:{token}@{depth}", "trajectory", token, depth)
-    raise InputError(
-        f"there is no condition {text!r}; the conditions are {', '.join(CONDITIONS)}, with whole numbers in place of "
-        "ID and L (0 or more), P and K (1 or more, 2 or more in bos=tokens:K)"
-    )
-
-
-def parse_conditions(texts: Iterable[str]) -> tuple[Condition, ...]:
-    """Read several conditions, none of them twice.
-
-    Parameters
-    ----------
-    texts : iterable of str
-        Spellings, in the order of the ``condition`` dimension.
-
-    Returns
-    -------
-    tuple of Condition
-        The conditions.
-
-    Raises
-    ------
-    InputError
-        If there is none, one is unknown, or one is given twice.
-    """
-    conditions = tuple(parse_condition(text) for text in ([texts] if isinstance(texts, str) else texts))
-    names = [condition.name for condition in conditions]
-    if not names:
-        raise InputError("give at least one condition, for example 'baseline'")
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise InputError(f"each condition can be given once; given twice: {', '.join(twice)}")
-    return conditions
 
 
 def fed_tokens(condition: Condition, sequences: Sequences, *, seed: int = 0) -> np.ndarray:
@@ -229,10 +130,16 @@ def check_condition(condition: Condition, token_id: np.ndarray, model: Any) -> N
     largest = max(int(token_id.max()), condition.value if condition.kind == "trajectory" else 0)
     if largest >= vocabulary:
         raise InputError(
-            f"{condition.name}: token id {largest} is not in the model's vocabulary of {vocabulary} tokens"
+            f"{condition.name}: token id {largest} is not in the model's vocabulary of {vocabulary} tokens; choose an "
+            f"id from 0 to {vocabulary - 1}"
         )
+    if condition.fraction is not None:
+        raise InputError(f"{condition.name}: the depth has to be worked out for the model's blocks first (at_depth)")
     if condition.depth >= blocks:
-        raise InputError(f"{condition.name}: the depth must be 0 .. {blocks - 1}, as the model has {blocks} blocks")
+        raise InputError(
+            f"{condition.name}: the depth must be 0 .. {blocks - 1}, as the model has {blocks} blocks, or a fraction "
+            "of them, such as 1/3"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from posstats.dumping.work import Work, join, new_manifest
 from posstats.store import parts_folder
 from posstats.vocabulary import DEFAULT_OFFSETS
 
-#: Seconds that the rehearsal of a whole batch may take; where a single sequence tells that it would, that one counts.
+#: Seconds that the rehearsal of batches may take; where one sequence tells that it would take more, that one counts.
 _PATIENCE = 30.0
 
 
@@ -37,13 +37,13 @@ class Cost:
     value_bytes : int
         Values of the whole dump before compression.
     file_bytes : int
-        The finished file: its size, or what the compression of the rehearsed batch makes likely.
+        The finished file: its size, or what the compression of the rehearsed sequences makes likely.
     disk_bytes, free_bytes : int
         Largest need while it is written, and what the disk has left.
     memory_bytes : int
         Weights and one batch.
     seconds : float
-        Time, at the speed of the rehearsed batch: recording and writing it.
+        Time, at the speed of the rehearsed sequences: recording and writing them.
     """
 
     state: str
@@ -74,7 +74,7 @@ def estimate_cost(
 ) -> Cost:
     """Say what :func:`posstats.dump` would cost with the same arguments, leaving no trace.
 
-    The first batch is recorded and written, to a temporary folder, as the dump would be.
+    The first batches are recorded and written, to a temporary folder, as the dump would be.
 
     Parameters
     ----------
@@ -111,44 +111,67 @@ def estimate_cost(
     )
     existing = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.is_dir())
     free = shutil.disk_usage(existing).free
-    if is_current(path, plan.attrs, overwrite=overwrite):
+    if is_current(path, plan.attrs, overwrite=overwrite, labels=plan.coordinates):
         size = path.stat().st_size
         return Cost("recorded", everything, 0, manifest.batch, value_bytes, size, 0, free, memory, 0.0)
     with tempfile.TemporaryDirectory(prefix="posstats-") as empty:
         spans = (pieces if begun else Pieces(Path(empty))).missing(manifest, share)
     left = sum(span.stop - span.start for span in spans)
-    recording, writing, compression = _rehearse(model, sequences, plan, manifest.batch)
+    one, some = _rehearse(model, sequences, plan, manifest.batch)
     return Cost(
         state="begun" if begun else "new",
         sequences=everything,
         left=left,
         batch=manifest.batch,
         value_bytes=value_bytes,
-        file_bytes=int(value_bytes * compression),
+        file_bytes=int(value_bytes * some.compression),
         disk_bytes=(left + everything) * manifest.sequence_bytes,
         free_bytes=free,
         memory_bytes=memory,
-        seconds=left * recording + everything * writing,
+        seconds=some.seconds(one, left, everything),
     )
 
 
-def _rehearse(model: Any, sequences: Sequences, plan: Plan, batch: int) -> tuple[float, float, float]:
-    """Seconds per sequence of recording and of writing, and what compression leaves of a byte."""
+@dataclass(frozen=True, slots=True)
+class _Rehearsal:
+    """Seconds that recording and writing some sequences took, and the size of their file beside that of the values."""
+
+    count: int
+    recording: float
+    writing: float
+    compression: float
+
+    def seconds(self, one: "_Rehearsal", left: int, everything: int) -> float:
+        """Time of recording what is left and writing everything, given a rehearsal of one sequence too.
+
+        A file costs something however little is in it: of two rehearsals what a sequence adds can be told from that.
+        """
+        each = self.writing / self.count
+        if self.count > one.count:
+            each = max(0.0, self.writing - one.writing) / (self.count - one.count)
+        start = max(0.0, self.writing - each * self.count)
+        return left * self.recording / self.count + start + everything * each
+
+
+def _rehearse(model: Any, sequences: Sequences, plan: Plan, batch: int) -> tuple[_Rehearsal, _Rehearsal]:
+    """Rehearsals of one sequence and of as many as there is time for, at most two batches."""
     logger = logging.getLogger(Work.__module__)
     before = logger.level
     logger.setLevel(logging.WARNING)  # a rehearsal is no news
     try:
-        found = _measure(model, sequences, plan, 1)
-        # The first pass of a process is slower than the others; a larger batch tells more, if there is time for it.
-        for count in (1, batch):
-            if found[0] * count < _PATIENCE:
-                found = _measure(model, sequences, plan, count)
-        return found
+        one = _measure(model, sequences, plan, 1, 1)
+        if one.recording < _PATIENCE:  # the first pass of a process is slower than the others
+            one = _measure(model, sequences, plan, 1, 1)
+        # Two batches tell more than one, whose memory is new, and one more than a sequence by itself.
+        for count in (min(2 * batch, sequences.count), batch):
+            if count > 1 and one.recording * count < _PATIENCE:
+                return one, _measure(model, sequences, plan, count, batch)
+        return one, one
     finally:
         logger.setLevel(before)
 
 
-def _measure(model: Any, sequences: Sequences, plan: Plan, count: int) -> tuple[float, float, float]:
+def _measure(model: Any, sequences: Sequences, plan: Plan, count: int, batch: int) -> _Rehearsal:
     some = slice(0, count)
     part = replace(
         plan,
@@ -163,12 +186,13 @@ def _measure(model: Any, sequences: Sequences, plan: Plan, count: int) -> tuple[
     with tempfile.TemporaryDirectory(prefix="posstats-") as folder:
         path = Path(folder) / "rehearsal.h5"
         pieces = Pieces(parts_folder(path))
-        work = Work(model, fewer, part, pieces, pieces.agree(new_manifest(model, part, count)))
+        manifest = new_manifest(model, part, batch)
+        work = Work(model, fewer, part, pieces, pieces.agree(manifest))
         start = time.perf_counter()
         work.run((1, 1), path, show=False)
         recorded = time.perf_counter()
         join(pieces, path)
         written = time.perf_counter()
         # Weighed by its values: coordinates, and attributes, are as large in a file of many sequences.
-        compression = min(1.0, path.stat().st_size / (count * new_manifest(model, part, count).sequence_bytes))
-        return (recorded - start) / count, (written - recorded) / count, compression
+        compression = min(1.0, path.stat().st_size / (count * manifest.sequence_bytes))
+        return _Rehearsal(count, recorded - start, written - recorded, compression)

@@ -133,7 +133,8 @@ class Pieces:
             return None
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise DumpError(
-                f"{self._manifest_file} is damaged: dump again and overwrite, or remove {self.folder} before"
+                f"{self._manifest_file} is damaged: dump again with overwrite=True (--overwrite), or remove "
+                f"{self.folder} before"
             ) from error
         return found
 
@@ -157,7 +158,8 @@ class Pieces:
         if found.attrs != manifest.attrs or found.sizes != manifest.sizes:
             raise DumpError(
                 f"{self.folder} holds the pieces of a dump with other settings "
-                f"({differences(found.attrs, manifest.attrs)}): use those settings to go on, another path, or overwrite"
+                f"({differences(found.attrs, manifest.attrs)}): use those settings to go on, another path, "
+                "or begin anew with overwrite=True (--overwrite)"
             )
         return found
 
@@ -359,18 +361,32 @@ def _belongs(file: Path, span: Span, manifest: Manifest) -> bool:
         return False  # another shard has just removed it
 
 
-def differences(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
+#: Coordinates that a user chooses -> what messages call them.
+_CHOSEN = {
+    "condition": "conditions", "sequence": "number of sequences", "query": "length", "offset": "offsets",
+    "probe": "probes",
+}  # fmt: skip
+
+
+def differences(
+    found: Mapping[str, Any],
+    wanted: Mapping[str, Any],
+    labels_found: Mapping[str, np.ndarray] | None = None,
+    labels_wanted: Mapping[str, np.ndarray] | None = None,
+) -> str:
     """In which settings a dump that was found differs from one that is wanted, for messages.
 
     Parameters
     ----------
     found, wanted : mapping of str
         Attributes of the two dumps.
+    labels_found, labels_wanted : mapping of str to ndarray, optional
+        Their coordinates, where they are known.
 
     Returns
     -------
     str
-        Names of attributes; what has no attribute of its own is spelled out.
+        Names of attributes and of what coordinates hold.
     """
     names = sorted(
         name
@@ -378,4 +394,7 @@ def differences(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
         if name not in found or not np.array_equal(np.atleast_1d(found[name]), np.atleast_1d(value))
     )
     own = [name for name in names if name != "settings_sha256"]
+    if labels_found is not None and labels_wanted is not None:
+        same = {name: np.array_equal(labels_found.get(name, ()), labels_wanted.get(name, ())) for name in _CHOSEN}
+        own += [what for name, what in _CHOSEN.items() if not same[name]]
     return f"different: {', '.join(own) or 'tokens, documents, conditions, offsets or probes'}"

@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from posstats.dumping.conditions import Condition, check_condition, fed_tokens, parse_conditions
+from posstats.dumping.conditions import check_condition, fed_tokens
 from posstats.dumping.inputs import Sequences
 from posstats.dumping.labels import check_text
 from posstats.dumping.models import max_length, model_facts
+from posstats.dumping.structure import text_config
 from posstats.errors import DesignError, InputError
+from posstats.spelling import Condition, at_depth, check_positions, parse_conditions
 from posstats.vocabulary import MINIMUM_DOCUMENTS, SCHEMA_VERSION, VARIABLES
 
 
@@ -102,10 +104,11 @@ def make_plan(
             f"least {MINIMUM_DOCUMENTS} are needed"
         )
     length = sequences.length
-    chosen_offsets, chosen_probes = _positions("offset", offsets, length), _positions("probe", probes, length)
+    chosen_offsets, chosen_probes = check_positions("offset", offsets, length), check_positions("probe", probes, length)
     if not chosen_offsets:
         raise InputError("at least one offset must be recorded")
-    parsed = parse_conditions(conditions)
+    # From here on every depth is a block: labels and digests do not tell how it was given.
+    parsed = at_depth(parse_conditions(conditions), text_config(model).num_hidden_layers)
     limit = max_length(model)
     for condition in parsed:
         reach = length + (condition.value if condition.kind == "shift" else 0)
@@ -148,17 +151,6 @@ def make_plan(
         coordinates=coordinates,
         attrs=_attributes(facts, sequences, coordinates, token_id, seed),
     )
-
-
-def _positions(what: str, values: Sequence[int], length: int) -> tuple[int, ...]:
-    """Distinct positions of a sequence, ascending."""
-    chosen = sorted(int(value) for value in values)
-    for value in chosen:
-        if not 0 <= value < length:
-            raise InputError(f"{what} {value} is outside 0 .. {length - 1}, the positions of a sequence")
-    if len(set(chosen)) < len(chosen):
-        raise InputError(f"each {what} can be given once, not {', '.join(map(str, chosen))}")
-    return tuple(chosen)
 
 
 def _attributes(

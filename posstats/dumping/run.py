@@ -12,6 +12,8 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from posstats.dumping.inputs import Sequences
 from posstats.dumping.locks import Held, lock
 from posstats.dumping.pieces import Manifest, Pieces, differences
@@ -56,7 +58,8 @@ def dump(
         The dump; unfinished work waits in the folder ``<path>.parts``. Where it is a symbolic link, what it points to
         is written.
     conditions : iterable of str
-        Interventions (:data:`posstats.vocabulary.CONDITIONS`), one forward pass each.
+        Interventions (:data:`posstats.vocabulary.CONDITIONS`), one forward pass each. A depth that is a fraction of the
+        model's blocks, as in ``trajectory=token:ID@1/3``, is recorded as the block that it comes to.
     offsets : sequence of int
         Distances from query to key at which logits are kept, each below the length.
     probes : sequence of int
@@ -114,14 +117,14 @@ def dump(
     )
     pieces = Pieces(parts_folder(path))
     try:
-        if is_current(path, plan.attrs, overwrite=overwrite) and not pieces.folder.exists():
+        if is_current(path, plan.attrs, overwrite=overwrite, labels=plan.coordinates) and not pieces.folder.exists():
             return _reused(path)
         followed(path).parent.mkdir(parents=True, exist_ok=True)
         with ExitStack() as locks:
             locks.enter_context(lock(pieces.folder / "dump.lock", shared=shard is not None))
             if shard is not None:
                 locks.enter_context(lock(pieces.folder / f"shard-{shard[0]}-of-{shard[1]}.lock"))
-            if is_current(path, plan.attrs, overwrite=overwrite):
+            if is_current(path, plan.attrs, overwrite=overwrite, labels=plan.coordinates):
                 if shard is None:
                     pieces.remove()
                 return _reused(path)
@@ -187,7 +190,13 @@ def join_dump(path: str | Path) -> Path:
     return path
 
 
-def is_current(path: str | Path, attrs: Mapping[str, Any], *, overwrite: bool = False) -> bool:
+def is_current(
+    path: str | Path,
+    attrs: Mapping[str, Any],
+    *,
+    overwrite: bool = False,
+    labels: Mapping[str, np.ndarray] | None = None,
+) -> bool:
     """Whether a finished dump was recorded with given settings.
 
     Parameters
@@ -198,6 +207,8 @@ def is_current(path: str | Path, attrs: Mapping[str, Any], *, overwrite: bool = 
         Attributes it then has; ``settings_sha256`` decides, the others tell what is different.
     overwrite : bool
         Whether a dump with other settings is only "not current" rather than an error.
+    labels : mapping of str to ndarray, optional
+        Coordinates that it then has, so that an error can tell which of them are different.
 
     Returns
     -------
@@ -217,15 +228,17 @@ def is_current(path: str | Path, attrs: Mapping[str, Any], *, overwrite: bool = 
     try:
         with open_dump(path) as dataset:
             found = dataset.attrs
+            labels_found = {str(name): one.values for name, one in dataset.coords.items()}
     except DumpError:
         if overwrite:
             return False
         raise
     current = found.get("settings_sha256") == attrs["settings_sha256"]
     if not current and not overwrite:
+        different = differences(found, attrs, labels_found, labels)
         raise DumpError(
-            f"{path} was recorded with other settings ({differences(found, attrs)}): choose another path, or overwrite "
-            "it"
+            f"{path} was recorded with other settings ({different}): choose another path, or have it "
+            "replaced (overwrite=True, --overwrite)"
         )
     return current
 

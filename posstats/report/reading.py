@@ -310,11 +310,12 @@ def _answer(folder: Path, dump: str, question: str) -> Answer | None:
     try:
         record = json.loads(manifest.read_text(encoding="utf-8"))
         digest, files = str(record["digest"]), dict(record["files"])
-        for name, expected in files.items():
-            if hashlib.sha256((folder / name).read_bytes()).hexdigest() != expected:
-                raise InputError(f"{folder / name} has changed since it was computed; {_AGAIN}")
+        contents = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in files}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"the results in {folder} are not whole: {error}; {_AGAIN}") from error
+    for name, expected in files.items():
+        if contents[name] != expected:
+            raise InputError(f"{folder / name} has changed since it was computed; {_AGAIN}")
     paths = [folder / name for name in files]
     return Answer(
         dump,

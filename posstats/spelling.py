@@ -1,0 +1,202 @@
+"""How conditions and positions are asked for, read without a model and without torch (docs/method.md, section 6)."""
+
+import difflib
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from posstats.errors import InputError
+from posstats.vocabulary import BASELINE, CONDITIONS
+
+#: Conditions spelled without a number: spelling -> kind.
+_PLAIN = {
+    BASELINE: "baseline",
+    "bos=zero": "zero",
+    "bos=mean": "mean",
+    "bos=gaussian": "gaussian",
+    "bos=none": "none",
+    "repeat": "repeat",
+}
+#: Conditions spelled with one number: kind, what precedes the number, the smallest one.
+_NUMBERED = (("token", "bos=token:", 0), ("tokens", "bos=tokens:", 2), ("at", "bos@", 1), ("shift", "shift=", 1))
+_TRAJECTORY = re.compile(r"trajectory=token:(\d+)@(\d+)(?:/(\d+))?", flags=re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """An intervention on the input.
+
+    Attributes
+    ----------
+    name : str
+        Its spelling, and once its depth is absolute its label along the ``condition`` dimension.
+    kind : str
+        What is done: ``baseline``, ``zero``, ``mean``, ``gaussian``, ``token``, ``tokens``, ``none``, ``at``,
+        ``trajectory``, ``shift`` or ``repeat``.
+    value : int
+        The token id of ``token`` and ``trajectory``, the number of ``tokens``, the position of ``at``, the shift of
+        ``shift``; 0 elsewhere.
+    depth : int
+        The block of ``trajectory``; 0 elsewhere.
+    fraction : Fraction, optional
+        Of ``trajectory``, where the depth was given as a fraction of the model's blocks: which one. `depth` is 0 until
+        :func:`at_depth` has worked it out.
+    """
+
+    name: str
+    kind: str
+    value: int = 0
+    depth: int = 0
+    fraction: Fraction | None = None
+
+
+def parse_condition(text: str) -> Condition:
+    """Read the spelling of a condition.
+
+    Parameters
+    ----------
+    text : str
+        One of the spellings of :data:`posstats.vocabulary.CONDITIONS`, with numbers in place of capitals.
+
+    Returns
+    -------
+    Condition
+        The condition, under its canonical spelling.
+
+    Raises
+    ------
+    InputError
+        If there is no such condition.
+
+    Examples
+    --------
+    >>> parse_condition("bos=token:5")
+    Condition(name='bos=token:5', kind='token', value=5, depth=0, fraction=None)
+    >>> parse_condition("shift=064").name
+    'shift=64'
+    >>> parse_condition("trajectory=token:5@2/6").name
+    'trajectory=token:5@1/3'
+    """
+    spelling = text.strip()
+    if spelling in _PLAIN:
+        return Condition(spelling, _PLAIN[spelling])
+    for kind, prefix, lowest in _NUMBERED:
+        match = re.fullmatch(re.escape(prefix) + r"(\d+)", spelling, flags=re.ASCII)
+        if match and int(match[1]) >= lowest:
+            return Condition(f"{prefix}{int(match[1])}", kind, int(match[1]))
+    if match := _TRAJECTORY.fullmatch(spelling):
+        token, above, below = int(match[1]), int(match[2]), match[3]
+        if below is None:
+            return _trajectory(token, above)
+        if above < int(below):
+            part = Fraction(above, int(below))
+            name = f"trajectory=token:{token}@{part.numerator}/{part.denominator}"
+            return Condition(name, "trajectory", token, fraction=part)
+    near = difflib.get_close_matches(spelling, CONDITIONS, n=1)
+    meant = f" (did you mean {near[0]}?)" if near else ""
+    raise InputError(
+        f"there is no condition {text!r}{meant}; the conditions are {', '.join(CONDITIONS)}, with whole numbers in "
+        "place of ID and L (0 or more), P and K (1 or more, 2 or more in bos=tokens:K); L may also be a fraction below "
+        "1 of the model's blocks, such as 1/3"
+    )
+
+
+def parse_conditions(texts: Iterable[str]) -> tuple[Condition, ...]:
+    """Read several conditions, none of them twice.
+
+    Parameters
+    ----------
+    texts : iterable of str
+        Spellings, in the order of the ``condition`` dimension.
+
+    Returns
+    -------
+    tuple of Condition
+        The conditions.
+
+    Raises
+    ------
+    InputError
+        If there is none, one is unknown, or one is given twice.
+    """
+    conditions = tuple(parse_condition(text) for text in ([texts] if isinstance(texts, str) else texts))
+    names = [condition.name for condition in conditions]
+    if not names:
+        raise InputError("give at least one condition, for example 'baseline'")
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise InputError(f"each condition can be given once; given twice: {', '.join(twice)}")
+    return conditions
+
+
+def at_depth(conditions: Iterable[Condition], blocks: int) -> tuple[Condition, ...]:
+    """Turn depths that are fractions of a model's blocks into blocks.
+
+    The block is the nearest one to ``fraction * blocks``, of two equally near ones the even one, and at most the last.
+
+    Parameters
+    ----------
+    conditions : iterable of Condition
+        The conditions.
+    blocks : int
+        How many blocks the model has.
+
+    Returns
+    -------
+    tuple of Condition
+        The same, with absolute depths in their names too. A fraction that comes to the depth of another one that was
+        given is left out, so that every condition is there once.
+
+    Examples
+    --------
+    >>> depths = parse_conditions(f"trajectory=token:5@{depth}" for depth in ("1/6", "1/3", "2/3"))
+    >>> [condition.depth for condition in at_depth(depths, blocks=30)]
+    [5, 10, 20]
+    >>> [condition.name for condition in at_depth(depths, blocks=4)]
+    ['trajectory=token:5@1', 'trajectory=token:5@3']
+    """
+    found = (
+        one if one.fraction is None else _trajectory(one.value, min(round(one.fraction * blocks), blocks - 1))
+        for one in conditions
+    )
+    return tuple({one.name: one for one in found}.values())
+
+
+def check_positions(what: str, values: Sequence[int], length: int) -> tuple[int, ...]:
+    """Distinct positions of a sequence, ascending.
+
+    Parameters
+    ----------
+    what : str
+        What an error calls one of them.
+    values : sequence of int
+        The positions.
+    length : int
+        Tokens in a sequence.
+
+    Returns
+    -------
+    tuple of int
+
+    Raises
+    ------
+    InputError
+        If one is outside the sequence, or given twice.
+
+    Examples
+    --------
+    >>> check_positions("offset", [4, 0, 1], length=24)
+    (0, 1, 4)
+    """
+    chosen = sorted(int(value) for value in values)
+    for value in chosen:
+        if not 0 <= value < length:
+            raise InputError(f"{what} {value} is outside 0 .. {length - 1}, the positions of a sequence")
+    if len(set(chosen)) < len(chosen):
+        raise InputError(f"each {what} can be given once, not {', '.join(map(str, chosen))}")
+    return tuple(chosen)
+
+
+def _trajectory(token: int, depth: int) -> Condition:
+    return Condition(f"trajectory=token:{token}@{depth}", "trajectory", token, depth)
