@@ -81,7 +81,9 @@ def test_a_disk_that_is_full_and_one_that_is_not(folder):
 
 
 def test_an_interrupted_dump_goes_on_where_it_stopped(folder):
-    process = posstats(folder, "dump", "stopped.h5", *WHAT, "-n", 600)
+    # Where the tests run in the background of a shell, interrupts are ignored, and children inherit that.
+    heeding = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
+    process = posstats(folder, "dump", "stopped.h5", *WHAT, "-n", 600, **heeding)
     deadline = time.monotonic() + 120
     while not any((folder / "stopped.h5.parts").glob("*.piece")) and time.monotonic() < deadline:
         time.sleep(0.01)
