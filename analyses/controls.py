@@ -9,7 +9,7 @@ from posstats.known_answers import repeat_residuals, shift_differences
 from posstats.tables import Table
 
 
-def analyse(ds: xr.Dataset, inference: InferenceConfig) -> Findings:  # noqa: ARG001  # no control is resampled
+def analyse(ds: xr.Dataset, _inference: InferenceConfig) -> Findings:  # no control is resampled
     rows, headline = [], []
     for condition in map(str, ds.condition.values):
         if condition.startswith("shift="):

@@ -22,13 +22,12 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("hardships")
     model = tiny.build("llama")
     query = model.model.layers[1].self_attn.q_proj.weight
+    sound = query.detach().clone()
     for name, factor in (("model", 1.0), ("damaged", float("nan")), ("huge", 1e38)):
         with torch.no_grad():
-            query *= factor
+            query.copy_(sound * factor)
         model.save_pretrained(folder / name)
         tiny.tokenizer().save_pretrained(folder / name)
-        with torch.no_grad():
-            query.copy_(tiny.build("llama").model.layers[1].self_attn.q_proj.weight)
     return folder
 
 
@@ -80,8 +79,10 @@ def test_a_disk_that_is_full_and_one_that_is_not(folder):
     assert ended(posstats(folder, "dump", "full.h5", *WHAT))[0] == 0
 
 
-def test_an_interrupted_dump_goes_on_where_it_stopped(folder):
-    process = posstats(folder, "dump", "stopped.h5", *WHAT, "-n", 600)
+def test_an_interrupted_dump_says_what_is_safe(folder):
+    # Where the tests run in the background of a shell, interrupts are ignored, and children inherit that.
+    heeding = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
+    process = posstats(folder, "dump", "stopped.h5", *WHAT, "-n", 600, **heeding)
     deadline = time.monotonic() + 120
     while not any((folder / "stopped.h5.parts").glob("*.piece")) and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -89,8 +90,7 @@ def test_an_interrupted_dump_goes_on_where_it_stopped(folder):
     code, err = ended(process)
     assert code == 128 + signal.SIGINT
     assert "sequences are safe in stopped.h5.parts; the same dump, started again, goes on from there" in err
-    finished = len(list((folder / "stopped.h5.parts").glob("*.piece")))
-    assert finished >= 1
+    assert any((folder / "stopped.h5.parts").glob("*.piece"))
 
     code, err = ended(posstats(folder, "inspect", "stopped.h5"))
     assert (code, "is not finished" in err) == (2, True)
