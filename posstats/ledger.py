@@ -117,7 +117,7 @@ def claims(
         for trio in trios:
             rows += _ledger(trio.name, trio.dump, trio.kind, list(trio.evidence(inference)))
     table = adjusted(pd.DataFrame(rows), ["model", "dump"], adjust, {"p": "q"})
-    settings = {
+    settings: dict[str, object] = {
         "n_documents": _one_or_several(model.n for model in models),
         "n_sequences": _one_or_several(model.ds.sizes["sequence"] for model in models),
         "offsets": tuple(models[0].ds.offset.values.tolist()),

@@ -448,9 +448,9 @@ class TestReuse:
         ("change", "told"),
         [
             ({"seed": 1}, "seed"),
-            ({"offsets": (0, 1)}, "tokens, documents, conditions, offsets or probes"),
-            ({"conditions": ("baseline",)}, "tokens, documents, conditions, offsets or probes"),
-            ({"probes": (3,), "seed": 2}, "seed"),
+            ({"offsets": (0, 1)}, "offsets"),
+            ({"conditions": ("baseline",)}, "conditions"),
+            ({"probes": (3,), "seed": 2}, "seed, probes"),
         ],
     )
     def test_changed_setting(self, go, target, change, told):
