@@ -27,6 +27,8 @@ _SHARE_TERMS = (*TERMS, RESIDUAL)
 #: Magnitudes with a calibrated test of their being 0.
 _TESTED_MAGNITUDES = [MAGNITUDE_COMPONENTS.index(name) for name in (LOG_ATTENTION, "logit_drift", RESIDUAL)]
 _RESIDUAL_COLUMNS = [SHARE_COMPONENTS.index(name) for name in RESIDUAL_TERMS]
+#: What float64 leaves of sums of numbers of order 1 that should vanish: a spread, or nats squared, below it is rounding.
+_ROUNDING = 1e-12
 
 
 def leakage(
@@ -156,8 +158,10 @@ def shares(
     table = pd.DataFrame(rows)
     table = adjusted(table, ["condition", "queries", "term"], adjust, {"leakage_p": "leakage_q"})
     table = _withheld(table, table.leakage_q, table.leakage, level, "leakage is not significant")
-    # The share of `relative` is 0 by construction, not by estimation: there is nothing to test.
-    table.loc[table.term == "relative", "p"] = np.nan
+    # The share of `relative` is 0 by construction, not by estimation: there is nothing to test, and nothing to note.
+    constant = table.term == "relative"
+    table.loc[constant, "p"] = np.nan
+    table.loc[constant & table.estimate.notna(), "note"] = ""
     table = adjusted(table, ["condition", "queries", "term"], adjust, {"p": "q"})
     notes += inference.few_flips(table.groupby(["condition", "queries", "term"]).size().max())
     return ShareResult(_ordered(table.drop(columns="leakage_p")), settings | inference.settings(), notes)
@@ -355,10 +359,13 @@ def _conditions(terms: xr.Dataset) -> list[tuple[str, xr.Dataset]]:
 
 
 def _withheld(table: pd.DataFrame, q: pd.Series, whole: pd.Series, level: float, why: str) -> pd.DataFrame:
-    """Withhold a ratio whose denominator is not significantly above 0, and say so."""
-    weak = ~(q < 1 - level) | ~(whole > 0)
+    """Withhold a ratio whose denominator is not significantly above 0, or its test where nothing varies; say so."""
+    weak = ~(q < 1 - level) | ~(whole > _ROUNDING)
     table.loc[weak, ["estimate", "se", "low", "high", "p"]] = np.nan
-    table["note"] = np.where(weak, f"withheld: {why}", "")
+    # A division by rounding would make a head that holds nothing but rounding the most significant of all.
+    point = ~weak & (table.se <= _ROUNDING)
+    table.loc[point, "p"] = np.nan
+    table["note"] = np.select([weak, point], [f"withheld: {why}", "documents do not differ beyond rounding: no test"], "")
     return table
 
 

@@ -38,7 +38,7 @@ def _only(ds: xr.Dataset, *conditions: str) -> xr.Dataset:
 def _numbers(row: pd.Series) -> dict[str, Any]:
     numbers = {name: float(row[name]) for name in ("estimate", "low", "high", "p")}
     note = str(row.get("note", ""))
-    if "documents do not differ beyond rounding" in note:  # every document says the same: the interval is a point
+    if "documents do not differ beyond rounding" in note and np.isnan(numbers["low"]):  # the interval is a point
         numbers |= {"low": numbers["estimate"], "high": numbers["estimate"]}
     return numbers | {"reason": note}
 

@@ -178,6 +178,23 @@ def test_shares_are_withheld_without_leakage():
     assert "withheld" in result.summary()
 
 
+def test_a_head_that_holds_nothing_but_rounding_is_no_finding():
+    ds = ps.simulate(n=24, length=32, heads=2, offsets=(0, 1), conditions=["baseline", "bos=mean"], seed=0).dataset
+    dead = {"head": 1}  # one whose queries are 0: uniform attention, of which only the mask tells the position
+    for name in ("logit", "sink_logit", "logit_sum_by_lag"):
+        ds[name][dead] = ds[name][dead] * 0.0
+    keys = np.log(np.maximum(np.arange(32.0), 1))
+    ds["log_denominator_rest"][dead] = ds["log_denominator_rest"][dead] * 0.0 + xr.DataArray(keys, dims="query")
+    table = ps.shares(ds, by="head", octaves=False).table.query("head == 1").set_index("term")
+    assert table.estimate["mask"].tolist() == pytest.approx([1.0, 1.0])
+    assert table.estimate["residual"].abs().max() < 1e-12
+    assert table.p.isna().all() and table.q.isna().all()
+    assert (table.note.drop("relative") == "documents do not differ beyond rounding: no test").all()
+    removed = ps.removal(ds, "bos=mean", by="head").table.query("head == 1")
+    assert removed.estimate.isna().all()
+    assert (removed.note == "withheld: nothing to remove at baseline").all()
+
+
 def test_known_removal_is_recovered():
     simulation = ps.simulate(n=64, length=48, strength=3.0, conditions=["baseline", "bos=zero"], removal=0.4, seed=0)
     row = pick(ps.removal(simulation.dataset, "bos=zero", n_resamples=200).table, queries="[2, 16)")
