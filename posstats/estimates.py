@@ -27,7 +27,7 @@ _SHARE_TERMS = (*TERMS, RESIDUAL)
 #: Magnitudes with a calibrated test of their being 0.
 _TESTED_MAGNITUDES = [MAGNITUDE_COMPONENTS.index(name) for name in (LOG_ATTENTION, "logit_drift", RESIDUAL)]
 _RESIDUAL_COLUMNS = [SHARE_COMPONENTS.index(name) for name in RESIDUAL_TERMS]
-#: What float64 leaves of sums of numbers of order 1 that should vanish: a spread, or nats squared, below it is rounding.
+#: What float64 leaves of sums of order 1 that should vanish: a spread, or nats squared, up to it is rounding.
 _ROUNDING = 1e-12
 
 
@@ -365,7 +365,9 @@ def _withheld(table: pd.DataFrame, q: pd.Series, whole: pd.Series, level: float,
     # A division by rounding would make a head that holds nothing but rounding the most significant of all.
     point = ~weak & (table.se <= _ROUNDING)
     table.loc[point, "p"] = np.nan
-    table["note"] = np.select([weak, point], [f"withheld: {why}", "documents do not differ beyond rounding: no test"], "")
+    table["note"] = np.select(
+        [weak, point], [f"withheld: {why}", "documents do not differ beyond rounding: no test"], ""
+    )
     return table
 
 

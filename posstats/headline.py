@@ -35,7 +35,7 @@ def headline_table(rows: Sequence[Mapping[str, Any]], dumps: Mapping[str, Path],
     Parameters
     ----------
     rows : sequence of mapping
-        Lines, as :class:`posstats.analysis.Quantity` has them, each with its `dump`.
+        Lines, as :class:`posstats.findings.Quantity` has them, each with its `dump`.
     dumps : mapping of str to Path
         Name of a dump -> its file.
     level : float

@@ -16,7 +16,9 @@ from posstats.errors import DesignError, FewDocumentsWarning, InputError
 from posstats.estimates import adjusted
 from posstats.evidence import QUESTIONS, require_dump
 from posstats.labelled import document_codes, few_documents_note
+from posstats.pooling import Inference
 from posstats.results_claims import ClaimsResult
+from posstats.stats.resample import DEFAULT_METHODS
 from posstats.verdicts import CRITERIA, WHOLE, Evidence, Rule, combined
 from posstats.vocabulary import RESIDUAL, TRAINED, VARIANT
 
@@ -122,12 +124,17 @@ def claims(
         "n_sequences": _one_or_several(model.ds.sizes["sequence"] for model in models),
         "offsets": tuple(models[0].ds.offset.values.tolist()),
         "adjustment": adjust,
-        "level": level,
-        "standard_errors": "of each estimate by its own method (docs/claims.md)",
-        "n_permutations": n_permutations,
-        "seed": seed,
     }
-    return ClaimsResult(table[_COLUMNS], settings, few_documents_note(min(model.n for model in models)))
+    notes = few_documents_note(min(model.n for model in models))
+    if method is None:
+        own = {"standard_errors": "of each estimate by its own method (docs/claims.md)"}
+        settings |= {"level": level, **own, "n_permutations": n_permutations, "seed": seed}
+    else:
+        settings |= Inference(level, method, n_resamples, n_permutations, seed).settings()
+        notes += (f"C6 rests on a {DEFAULT_METHODS['contrast'].replace('_', ' ')}",) * bool(
+            trios and method not in METHODS
+        )
+    return ClaimsResult(table[_COLUMNS], settings, notes)
 
 
 def _one_or_several(counts: Iterable[int]) -> int | str:

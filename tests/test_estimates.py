@@ -188,7 +188,8 @@ def test_a_head_that_holds_nothing_but_rounding_is_no_finding():
     table = ps.shares(ds, by="head", octaves=False).table.query("head == 1").set_index("term")
     assert table.estimate["mask"].tolist() == pytest.approx([1.0, 1.0])
     assert table.estimate["residual"].abs().max() < 1e-12
-    assert table.p.isna().all() and table.q.isna().all()
+    assert table.p.isna().all()
+    assert table.q.isna().all()
     assert (table.note.drop("relative") == "documents do not differ beyond rounding: no test").all()
     removed = ps.removal(ds, "bos=mean", by="head").table.query("head == 1")
     assert removed.estimate.isna().all()

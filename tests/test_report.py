@@ -5,6 +5,7 @@ import csv
 import re
 import shutil
 from collections import Counter
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -244,7 +245,9 @@ class TestNumbers:
         assert again.read_bytes() == page.read_bytes()
 
     def test_without_a_ledger_the_page_says_so(self, folder, dumps, config, tmp_path):
-        results = read_results(folder, dumps, [name for name in QUESTIONS if name != "claims"])
+        copy, files = shutil.copytree(folder, tmp_path / "copy"), tuple(name for name in FILES if name != "claims.py")
+        run_analyses(replace(config, analyses=AnalysesConfig(files)), dumps, copy, show=False)
+        results = read_results(copy, dumps, [Path(name).stem for name in files])
         text = write_report(results, config, tmp_path / "r.html").read_text(encoding="utf-8")
         assert "There is no ledger of claims among these results" in text
 
@@ -279,6 +282,28 @@ class TestRefusals:
         with pytest.raises(InputError, match=r"removal\.csv has changed") as found:
             read_results(copy, dumps, QUESTIONS)
         assert str(found.value).count("run posstats analyze again") == 1
+
+    @pytest.mark.parametrize("ending", ["csv", "md"])
+    def test_a_headline_number_that_was_edited(self, folder, dumps, tmp_path, ending):
+        copy = shutil.copytree(folder, tmp_path / "copy")
+        path = copy / f"headline.{ending}"
+        text = path.read_text()
+        row = next(line for line in text.splitlines() if "mask share" in line)
+        number = re.search(r"\d\.\d+", row)[0]
+        path.write_text(text.replace(row, row.replace(number, "9" + number[1:], 1)))
+        with pytest.raises(InputError, match=r"the headline table .* is not that of the answers about some"):
+            read_results(copy, dumps, QUESTIONS)
+
+    def test_a_headline_of_other_questions(self, folder, dumps):
+        with pytest.raises(InputError, match="is not that of the answers"):
+            read_results(folder, dumps, QUESTIONS[:2])
+
+    @pytest.mark.parametrize("content", ["{", "[]", '{"digest": "a", "files": []}', '{"digest": "a", "files": {}}'])
+    def test_a_damaged_manifest(self, folder, dumps, tmp_path, content):
+        copy = shutil.copytree(folder, tmp_path / "copy")
+        (copy / "some" / "removal" / "manifest.json").write_text(content)
+        with pytest.raises(InputError, match=r"removal are not whole.*run posstats analyze again"):
+            read_results(copy, dumps, QUESTIONS)
 
     def test_another_recording(self, folder, dumps, tmp_path):
         other = write_dump(ps.simulate(n=25, length=32, offsets=(0, 1), seed=0).dataset, tmp_path / "o.h5")
@@ -331,8 +356,10 @@ class TestCommand:
         assert re.search(r"^posstats: .*some\.h5 is another recording than .*run posstats analyze again$", err)
         assert not (tmp_path / "here").exists()
 
-    def test_other_settings_are_refused(self, report):
-        code, out, err = report(seed=8)
+    @pytest.mark.parametrize("there", [True, False])
+    def test_other_settings_are_refused(self, report, dumps, tmp_path, there):
+        paths = dumps if there else {name: tmp_path / path.name for name, path in dumps.items()}
+        code, out, err = report(seed=8, dumps=paths)
         assert (code, out) == (2, "")
         assert "were computed with other settings" in err
 
