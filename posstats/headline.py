@@ -83,9 +83,9 @@ def _shared(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 def _described(dataset: xr.Dataset) -> str:
     documents = len(set(dataset.document.values.tolist()))
+    model = dataset.attrs.get("model", dataset.attrs.get("model_id", "unnamed model"))
     described = (
-        f"{dataset.attrs.get('model', 'unnamed model')}, {dataset.sizes['sequence']} sequences of "
-        f"{dataset.sizes['query']} tokens from {documents} documents"
+        f"{model}, {dataset.sizes['sequence']} sequences of {dataset.sizes['query']} tokens from {documents} documents"
     )
     if "bos_token" in dataset.attrs:
         described += f", BOS {dataset.attrs['bos_token']}" if dataset.attrs["bos_token"] else ", no BOS"
@@ -93,7 +93,7 @@ def _described(dataset: xr.Dataset) -> str:
     described += f" ({source})" if source else ""
     if documents < FEW_DOCUMENTS:
         described += f"; only {documents} documents: intervals are reliable from {FEW_DOCUMENTS} on"
-    return described
+    return " ".join(described.split())
 
 
 def _analysed(dataset: xr.Dataset) -> str:

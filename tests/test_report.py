@@ -40,7 +40,11 @@ def dumps(tmp_path_factory):
         ).dataset
         for name, options in {"some": {}, "weak": {"strength": 0}}.items()
     }
-    made["some"].attrs |= {"model": "a <model> & more", "weights_sha256": "abc123", "bos_token": "<s>"}
+    made["some"].attrs |= {
+        "model": "a <model> & {more}, read-only kind",
+        "weights_sha256": "abc123",
+        "bos_token": "<s>",
+    }
     return {name: write_dump(ds, folder / f"{name}.h5") for name, ds in made.items()}
 
 
@@ -155,7 +159,9 @@ class TestStructure:
 
     def test_names_are_escaped(self, page):
         text = page.read_text(encoding="utf-8")
-        assert "a &lt;model&gt; &amp; more" in text
+        assert "a &lt;model&gt; &amp; {more}, read-only kind, 24 sequences" in text
+        assert "<title>Absolute position in a &lt;model&gt; &amp; {more}, read-only kind, simulated</title>" in text
+        assert 'class="warning"' not in text  # 24 documents are enough, whatever a name says
         assert "<model>" not in text
 
     def test_downloads_are_the_files(self, read, folder):
@@ -268,6 +274,32 @@ class TestNumbers:
         assert "p-values are two-sided" not in methods
         heads = text[text.index('id="heads"') : text.index('id="tables"')]
         assert "p: two-sided test of &quot;the share is 0&quot;." in heads
+
+
+@pytest.mark.filterwarnings("ignore::posstats.errors.FewDocumentsWarning")
+def test_dumps_and_tables_of_any_name(tmp_path, monkeypatch):
+    monkeypatch.setattr(analysis, "_computed", lambda tasks, *_: ((task, analysis._compute(task)) for task in tasks))
+    for question in ("mine", "other"):
+        (tmp_path / f"{question}.py").write_text(
+            "import pandas as pd\nfrom posstats.findings import Findings\nfrom posstats.tables import Table\n"
+            "def analyse(ds, inference):\n"
+            f"    frame = pd.DataFrame({{'layer': [0, 1], 'estimate': [0.25, 0.5]}})\n"
+            f"    return Findings({{'same': Table(frame, 'Of {question}: C_{{ij}}', notes=('p: of {{x}}.',))}})\n"
+        )
+    ds = ps.simulate(n=6, length=20, heads=1, offsets=(0, 1), seed=0).dataset
+    dumps = {name: write_dump(ds, tmp_path / f"{name}.h5") for name in ("α", "β", "headline.x")}
+    config = AnalysisConfig(analyses=AnalysesConfig(("mine.py", "other.py")), folder=tmp_path)
+    (tmp_path / "results" / "α" / "mine" / "a folder").mkdir(parents=True)  # of somebody else: it stays
+    run_analyses(config, dumps, tmp_path / "results", show=False)
+    run_analyses(replace(config, inference=InferenceConfig(seed=1)), dumps, tmp_path / "results", show=False)
+    page = write_report(read_results(tmp_path / "results", dumps, ["mine", "other"]), config, tmp_path / "r.html")
+    text = page.read_text(encoding="utf-8")
+    ids = Reader(text).ids
+    assert len(set(ids)) == len(ids)
+    assert text.count("Of mine: C_{ij}") == text.count("Of other: C_{ij}") > 0
+    assert text.count("only 6 documents: intervals are reliable from 24 on.</p>") >= 3
+    assert 'download="α-same.csv"' in text
+    assert 'download="α-other-same.csv"' in text
 
 
 class TestRefusals:

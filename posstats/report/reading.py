@@ -152,8 +152,12 @@ class Results:
     missing: tuple[str, ...] = field(default=())
 
     def tables(self, dump: str) -> dict[str, WrittenTable]:
-        """Tables of one dump by name."""
-        return {name: table for one in self.answers if one.dump == dump for name, table in one.tables.items()}
+        """Tables of one dump by name; of a name that was taken, by question and name."""
+        found: dict[str, WrittenTable] = {}
+        for one in self.answers:
+            for name, table in one.tables.items() if one.dump == dump else ():
+                found[f"{one.question}-{name}" if name in found else name] = table
+        return found
 
 
 def read_results(folder: Path, dumps: Mapping[str, Path], questions: Sequence[str]) -> Results:
@@ -283,7 +287,7 @@ def read_table(folder: Path, name: str) -> WrittenTable:
     try:
         with (folder / f"{name}.csv").open(encoding="utf-8", newline="") as file:
             columns, *rows = csv.reader(file)
-        lines = (folder / f"{name}.md").read_text(encoding="utf-8").splitlines()
+        lines = (folder / f"{name}.md").read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError, ValueError) as error:
         raise InputError(f"cannot read the table {folder / name} as CSV and Markdown: {error}; {_AGAIN}") from error
     grid = [_cells(line) for line in lines if line.startswith("|")]
