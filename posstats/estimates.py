@@ -7,7 +7,14 @@ import pandas as pd
 import xarray as xr
 
 from posstats.errors import InputError
-from posstats.labelled import analysable, check_offsets_visible, document_codes, few_documents, select_condition
+from posstats.labelled import (
+    analysable,
+    check_offsets_visible,
+    document_codes,
+    few_documents,
+    repeated_documents_note,
+    select_condition,
+)
 from posstats.pooling import Estimate, Inference, estimates, magnitude_bins, share_bins
 from posstats.results import LeakageResult, MagnitudeResult, RemovalResult, ShareResult
 from posstats.stats.components import (
@@ -159,9 +166,7 @@ def shares(
     table = adjusted(table, ["condition", "queries", "term"], adjust, {"leakage_p": "leakage_q"})
     table = _withheld(table, table.leakage_q, table.leakage, level, "leakage is not significant")
     # The share of `relative` is 0 by construction, not by estimation: there is nothing to test, and nothing to note.
-    constant = table.term == "relative"
-    table.loc[constant, "p"] = np.nan
-    table.loc[constant & table.estimate.notna(), "note"] = ""
+    table.loc[(table.term == "relative") & table.estimate.notna(), ["p", "note"]] = [np.nan, ""]
     table = adjusted(table, ["condition", "queries", "term"], adjust, {"p": "q"})
     notes += inference.few_flips(table.groupby(["condition", "queries", "term"]).size().max())
     return ShareResult(_ordered(table.drop(columns="leakage_p")), settings | inference.settings(), notes)
@@ -343,14 +348,13 @@ def prepare(
     terms = analysable(data, offsets)
     check_offsets_visible(terms)
     _, n_documents = document_codes(terms)
-    notes = few_documents(n_documents)
+    notes = few_documents(n_documents) + repeated_documents_note(terms)
     settings: dict[str, object] = {
         "n_documents": n_documents,
         "n_sequences": terms.sizes["sequence"],
         "offsets": tuple(terms.offset.values.tolist()),
     }
-    if adjust is not None:
-        settings["adjustment"] = adjust
+    settings |= {} if adjust is None else {"adjustment": adjust}
     return terms, notes, settings
 
 
@@ -362,9 +366,8 @@ def _withheld(table: pd.DataFrame, q: pd.Series, whole: pd.Series, level: float,
     """Withhold a ratio whose denominator is not significantly above 0, or its test where nothing varies; say so."""
     weak = ~(q < 1 - level) | ~(whole > _ROUNDING)
     table.loc[weak, ["estimate", "se", "low", "high", "p"]] = np.nan
-    # A division by rounding would make a head that holds nothing but rounding the most significant of all.
     point = ~weak & (table.se <= _ROUNDING)
-    table.loc[point, "p"] = np.nan
+    table.loc[point, "p"] = np.nan  # a division by rounding would make what is rounding the most significant of all
     table["note"] = np.select(
         [weak, point], [f"withheld: {why}", "documents do not differ beyond rounding: no test"], ""
     )

@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 import xarray as xr
 
+from posstats.labelled import repeated_documents_note
 from posstats.store import open_dump
 from posstats.tables import Table
 from posstats.vocabulary import FEW_DOCUMENTS
@@ -91,6 +92,7 @@ def _described(dataset: xr.Dataset) -> str:
         described += f", BOS {dataset.attrs['bos_token']}" if dataset.attrs["bos_token"] else ", no BOS"
     source = dataset.attrs.get("sequences")
     described += f" ({source})" if source else ""
+    described += "".join(f"; {note}" for note in repeated_documents_note(dataset))
     if documents < FEW_DOCUMENTS:
         described += f"; only {documents} documents: intervals are reliable from {FEW_DOCUMENTS} on"
     return " ".join(described.split())

@@ -15,7 +15,7 @@ from posstats.designs import declared_windows, model_kind
 from posstats.errors import DesignError, FewDocumentsWarning, InputError
 from posstats.estimates import adjusted
 from posstats.evidence import QUESTIONS, require_dump
-from posstats.labelled import document_codes, few_documents_note
+from posstats.labelled import document_codes, few_documents_note, repeated_documents_note
 from posstats.pooling import Inference
 from posstats.results_claims import ClaimsResult
 from posstats.stats.resample import DEFAULT_METHODS
@@ -106,7 +106,7 @@ def claims(
     trios = list(_trios(models)) if "C6" in which else []
     compared = {id(one) for trio in trios for one in trio.members()}
     for model in models:
-        for note in few_documents_note(model.n):
+        for note in few_documents_note(model.n) + repeated_documents_note(model.ds):
             warnings.warn(f"{model.name} on {model.dump}: {note}", FewDocumentsWarning, stacklevel=2)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FewDocumentsWarning)  # of each dump it has been said
@@ -126,6 +126,7 @@ def claims(
         "adjustment": adjust,
     }
     notes = few_documents_note(min(model.n for model in models))
+    notes += tuple(dict.fromkeys(note for model in models for note in repeated_documents_note(model.ds)))
     if method is None:
         own = {"standard_errors": "of each estimate by its own method (docs/claims.md)"}
         settings |= {"level": level, **own, "n_permutations": n_permutations, "seed": seed}

@@ -17,8 +17,8 @@ from posstats.report.heads import heads_html
 from posstats.report.methods import citation, methods_paragraph
 from posstats.report.reading import Results, WrittenTable
 
-#: What the description of a dump ends with where intervals rest on few documents.
-_FEW = re.compile(r"; (only \d+ documents: [^;]*)$")
+#: What the description of a dump ends with where intervals rest on few or repeated documents.
+_FEW = re.compile(r"; ((?:\d+ of \d+ documents have |only \d+ documents: )[^;]*(?:; only \d+ documents: [^;]*)?)$")
 #: Beginning of a headline quantity -> what it says, for the tiles on top.
 _TILES = {
     "leakage": "how much absolute position log attention carries, over all heads and layers",
