@@ -165,8 +165,8 @@ def shares(
     table = pd.DataFrame(rows)
     table = adjusted(table, ["condition", "queries", "term"], adjust, {"leakage_p": "leakage_q"})
     table = _withheld(table, table.leakage_q, table.leakage, level, "leakage is not significant")
-    # The share of `relative` is 0 by construction, not by estimation: there is nothing to test, and nothing to note.
-    table.loc[(table.term == "relative") & table.estimate.notna(), ["p", "note"]] = [np.nan, ""]
+    # The share of `relative` is 0 by construction, not by estimation: there is nothing to test.
+    table.loc[table.term == "relative", "p"] = np.nan
     table = adjusted(table, ["condition", "queries", "term"], adjust, {"p": "q"})
     notes += inference.few_flips(table.groupby(["condition", "queries", "term"]).size().max())
     return ShareResult(_ordered(table.drop(columns="leakage_p")), settings | inference.settings(), notes)
@@ -366,7 +366,7 @@ def _withheld(table: pd.DataFrame, q: pd.Series, whole: pd.Series, level: float,
     """Withhold a ratio whose denominator is not significantly above 0, or its test where nothing varies; say so."""
     weak = ~(q < 1 - level) | ~(whole > _ROUNDING)
     table.loc[weak, ["estimate", "se", "low", "high", "p"]] = np.nan
-    point = ~weak & (table.se <= _ROUNDING)
+    point = ~weak & (table.se <= _ROUNDING) & (table.get("term", "") != "relative")
     table.loc[point, "p"] = np.nan  # a division by rounding would make what is rounding the most significant of all
     table["note"] = np.select(
         [weak, point], [f"withheld: {why}", "documents do not differ beyond rounding: no test"], ""

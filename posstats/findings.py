@@ -83,9 +83,11 @@ class Findings:
         for name in (*self.tables, *self.figures):
             if Path(name).name != name or name.startswith("."):
                 raise InputError(f"{name!r} cannot be the name of a file, which a table or figure has without ending")
-        asked = [("tables", self.tables.values(), Result | Table), ("figures", self.figures.values(), Axes)]
-        for what, values, kind in [*asked, ("headline", self.headline, Quantity)]:
-            for value in values:
-                if not isinstance(value, kind):
-                    names = " or ".join(one.__name__ for one in getattr(kind, "__args__", (kind,)))
-                    raise InputError(f"{what} of Findings hold {names}, not {type(value).__name__}")
+        asked = [
+            ("tables", "Result or Table", [isinstance(one, Result | Table) or one for one in self.tables.values()]),
+            ("figures", "Axes", [isinstance(one, Axes) or one for one in self.figures.values()]),
+            ("headline", "Quantity", [isinstance(one, Quantity) or one for one in self.headline]),
+        ]
+        for what, kind, found in asked:
+            for wrong in (one for one in found if one is not True):
+                raise InputError(f"{what} of Findings hold {kind}, not {type(wrong).__name__}")
