@@ -4,9 +4,9 @@ import xarray as xr
 
 import posstats as ps
 from posstats import figures
-from posstats.analysis import Findings, Quantity
 from posstats.config import InferenceConfig
 from posstats.evidence import no_early
+from posstats.findings import Findings, Quantity
 from posstats.vocabulary import BASELINE, RESIDUAL
 
 EARLY = "[2, 16)"

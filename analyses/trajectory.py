@@ -4,9 +4,9 @@ import xarray as xr
 
 import posstats as ps
 from posstats import figures_position0 as figures
-from posstats.analysis import Findings, Quantity
 from posstats.config import InferenceConfig
 from posstats.errors import DesignError
+from posstats.findings import Findings, Quantity
 from posstats.vocabulary import BASELINE
 
 
