@@ -13,10 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from posstats.errors import InputError
-from posstats.pooling import Inference
 from posstats.spelling import parse_conditions
-from posstats.stats.multiplicity import adjust as adjust_p
-from posstats.stats.resample import DEFAULT_METHOD
 from posstats.strict import merged, section, table
 from posstats.vocabulary import BASELINE, DEFAULT_LENGTH, DEFAULT_OFFSETS, DEFAULT_SEQUENCES, MINIMUM_DOCUMENTS
 
@@ -167,6 +164,11 @@ class InferenceConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        # Here, not above: the command line's help has options from this module, and should not wait for statistics.
+        from posstats.pooling import Inference
+        from posstats.stats.multiplicity import adjust as adjust_p
+        from posstats.stats.resample import DEFAULT_METHOD
+
         Inference(self.level, self.method or DEFAULT_METHOD, self.n_resamples, self.n_permutations, self.seed)
         adjust_p([], self.adjust)
 

@@ -87,6 +87,14 @@ def test_every_model_is_recorded_on_the_same_sequences(folder, results):
     assert all(np.array_equal(one, ids[0]) for one in ids)
 
 
+def test_every_attribute_of_a_dump_is_documented(folder, results):
+    assert results
+    schema = (trained.ROOT / "data" / "README.md").read_text(encoding="utf-8")
+    for path in (folder / "dumps").glob("*.h5"):
+        with ps.open_dump(path) as ds:
+            assert [name for name in ds.attrs if f"`{name}`" not in schema] == []
+
+
 def test_a_ledger_of_every_model_and_no_mixture_of_kinds(results):
     variants, adapted = (table(results, f"{kind}-verdicts") for kind in ("inference-time-variants", "adapted-models"))
     assert (len(variants), len(adapted)) == (3, 6)

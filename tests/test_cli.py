@@ -426,7 +426,7 @@ def test_an_error_of_posstats_is_a_usage_error(monkeypatch, run):
     def fail(*_: object) -> None:
         raise InputError("two\nlines")
 
-    monkeypatch.setattr("posstats.commands.inspect.open_dump", fail)
+    monkeypatch.setattr("posstats.store.open_dump", fail)
     assert mistake(run("inspect", "x")) == "posstats: two lines"
 
 
@@ -436,6 +436,6 @@ def test_an_error_that_is_ours_is_not_hidden(monkeypatch):
     def fail(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("posstats.commands.inspect.open_dump", fail)
+    monkeypatch.setattr("posstats.store.open_dump", fail)
     with pytest.raises(ZeroDivisionError):
         main()

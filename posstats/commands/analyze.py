@@ -7,13 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from posstats.analysis import closing_tables, outstanding, run_analyses
-from posstats.cluster import scheduler as scheduler_at
 from posstats.commands.costs import cost_facts, cost_text
 from posstats.commands.shared import AsJson, Quiet, Scheduler, asked, examples, print_json, reporting
 from posstats.config import AnalysisConfig
-from posstats.recording import estimate_dumps, record_dumps
-from posstats.tables import to_text
 
 if TYPE_CHECKING:
     from posstats.dumping.cost import Cost
@@ -60,6 +56,11 @@ def analyze(
     the analyses are spread over workers (docs/scale.md); what is to be recorded is recorded here: record large dumps
     with posstats dump --scheduler first.
     """
+    from posstats.analysis import closing_tables, run_analyses
+    from posstats.cluster import scheduler as scheduler_at
+    from posstats.recording import estimate_dumps, record_dumps
+    from posstats.tables import to_text
+
     settings, paths, folder = asked(dumps, config, profile, model, results)
     work = (
         {} if dumps else {paths[name]: entry for name, entry in settings.dumps.items()},
@@ -85,6 +86,8 @@ def _tell(
     settings: AnalysisConfig, paths: dict[str, Path], folder: Path, costs: dict[Path, Cost], as_json: bool
 ) -> None:
     """Say what would be recorded and computed."""
+    from posstats.analysis import outstanding
+
     # What is to be recorded anew is not there yet, whatever lies in its place.
     there = {name: None if path in costs and costs[path].left else path for name, path in paths.items()}
     todo = outstanding(settings, there, folder)

@@ -1,20 +1,23 @@
 """``posstats claims``: the ledger of claims of dumps."""
 
-from contextlib import ExitStack
-from pathlib import Path
-from typing import Annotated
+from __future__ import annotations
 
-import pandas as pd
+from contextlib import ExitStack
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
 import typer
 
 from posstats.commands.shared import AsJson, Quiet, examples, print_json, reporting
 from posstats.config import InferenceConfig
 from posstats.errors import InputError
-from posstats.ledger import claims as ledger_of
-from posstats.results_claims import ClaimsResult
-from posstats.store import open_dump
-from posstats.tables import Table, table_of, to_csv, to_text, write_table
 from posstats.verdicts import CRITERIA
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from posstats.results_claims import ClaimsResult
 
 EPILOG = examples(
     "claims data/random.h5",
@@ -22,7 +25,7 @@ EPILOG = examples(
     "claims data/random.h5 --csv > claims.csv",
 )
 _PRINTED = ["claim", "part", "quantity", "unit", "condition", "estimate", "low", "high", "p", "q", "verdict", "reason"]
-_DEFAULTS = InferenceConfig()
+_DEFAULTS: dict[str, Any] = {one.name: one.default for one in fields(InferenceConfig)}
 
 
 def claims(
@@ -37,9 +40,9 @@ def claims(
             autocompletion=lambda: list(CRITERIA),
         ),
     ] = None,
-    level: Annotated[float, typer.Option(help="Confidence level of intervals.")] = _DEFAULTS.level,
-    resamples: Annotated[int, typer.Option(help="Bootstrap replicates.")] = _DEFAULTS.n_resamples,
-    permutations: Annotated[int, typer.Option(help="Sign flips of each test.")] = _DEFAULTS.n_permutations,
+    level: Annotated[float, typer.Option(help="Confidence level of intervals.")] = _DEFAULTS["level"],
+    resamples: Annotated[int, typer.Option(help="Bootstrap replicates.")] = _DEFAULTS["n_resamples"],
+    permutations: Annotated[int, typer.Option(help="Sign flips of each test.")] = _DEFAULTS["n_permutations"],
     adjust: Annotated[str, typer.Option(help="Adjustment of p-values over a ledger: bh, by or holm.")] = "bh",
     seed: Annotated[int, typer.Option(help="Seed of replicates and sign flips.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Folder that gets claims.csv, claims.md and claims.tex.")] = None,
@@ -53,6 +56,10 @@ def claims(
     for the claim. A claim that a dump cannot speak to says which condition is missing. C6 compares dumps of one model
     under several architectures. Criteria were fixed in advance: docs/claims.md.
     """  # fmt: skip
+    from posstats.ledger import claims as ledger_of
+    from posstats.store import open_dump
+    from posstats.tables import table_of, to_csv, write_table
+
     if as_json and csv:
         raise InputError("give --json or --csv, not both")
     inference = InferenceConfig(level, None, resamples, permutations, adjust, seed)
@@ -71,6 +78,8 @@ def claims(
 
 def _text(result: ClaimsResult) -> str:
     """A table per ledger, narrow enough for a terminal, and what all of them rest on."""
+    from posstats.tables import Table, table_of, to_text
+
     whole = table_of(result)
     parts = []
     for (model, dump, kind), rows in result.table.groupby(["model", "dump", "kind"], sort=False):

@@ -6,12 +6,10 @@ from typing import Annotated
 
 import typer
 
-from posstats.cluster import scheduler as scheduler_at
 from posstats.commands.costs import cost_facts, cost_text
 from posstats.commands.shared import Quiet, Scheduler, examples, print_json, reporting
 from posstats.config import SOURCES, DumpConfig, ModelConfig, RecordConfig, RunConfig, SequencesConfig
 from posstats.errors import InputError
-from posstats.recording import estimate_dumps, record_dumps, record_shares
 from posstats.vocabulary import BASELINE, CONDITIONS, DEFAULT_LENGTH, DEFAULT_OFFSETS, DEFAULT_SEQUENCES
 
 logger = logging.getLogger(__name__)
@@ -121,6 +119,9 @@ def dump(
     With --dry-run the model is loaded and a batch or two recorded, to a temporary file: time and size of the whole
     are measured, not guessed.
     """
+    from posstats.cluster import scheduler as scheduler_at
+    from posstats.recording import estimate_dumps, record_dumps, record_shares
+
     if as_json and not dry_run:
         raise InputError("--json goes with --dry-run; posstats inspect FILE --json says what is in a dump")
     token: str | int | None = int(bos_token) if bos_token is not None and bos_token.isdecimal() else bos_token

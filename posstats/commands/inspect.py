@@ -9,7 +9,6 @@ import typer
 
 from posstats.commands.shared import AsJson, examples, lines, print_json, size_text
 from posstats.errors import DumpError
-from posstats.store import open_dump, parts_folder
 
 EPILOG = examples("inspect data/mine.h5", "inspect data/mine.h5 --json | jq .conditions")
 
@@ -24,6 +23,8 @@ def inspect(
 
     Ends with exit code 2 where the file is no whole dump; of an unfinished one it says how much is there.
     """
+    from posstats.store import open_dump, parts_folder
+
     if not path.exists() and parts_folder(path).is_dir():
         _unfinished(path, as_json)
     with open_dump(path) as dataset:
@@ -109,6 +110,7 @@ def _unfinished(path: Path, as_json: bool) -> None:
     """Say how much of an unfinished dump is there, and end with an error."""
     # The one room of the dump wing that knows no model: it reads the pieces without torch.
     from posstats.dumping.pieces import Pieces
+    from posstats.store import parts_folder
 
     pieces = Pieces(parts_folder(path))
     manifest = pieces.manifest()

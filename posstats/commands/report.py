@@ -6,8 +6,6 @@ from typing import Annotated
 import typer
 
 from posstats.commands.shared import Quiet, asked, examples, reporting
-from posstats.report.page import write_report
-from posstats.report.reading import outdated_answers, read_results
 
 EPILOG = examples("report --profile quick", "report data/mine.h5 --results results --out mine.html")
 
@@ -34,6 +32,9 @@ def report(
     methods paragraph with the settings filled in, versions and digests. It needs no network and no other file. Name the
     configuration, profile, model and dumps as for posstats analyze, which has to have run.
     """
+    from posstats.report.page import write_report
+    from posstats.report.reading import outdated_answers, read_results
+
     settings, paths, folder = asked(dumps, config, profile, model, results)
     found = read_results(folder, paths, [Path(name).stem for name in settings.analyses.files])
     with reporting(quiet):

@@ -8,8 +8,6 @@ import typer
 
 from posstats.commands.shared import AsJson, Quiet, examples, lines, print_json, reporting, size_text
 from posstats.errors import InputError
-from posstats.rehearsal import simulate as simulated
-from posstats.store import write_dump
 from posstats.vocabulary import BASELINE, RESIDUAL, TERMS
 
 EPILOG = examples(
@@ -52,6 +50,9 @@ def simulate(
     Rehearse a study with it: whether intervals are narrow enough for the documents you can afford, and whether they
     cover the truth. It needs no model and no torch.
     """
+    from posstats.rehearsal import simulate as simulated
+    from posstats.store import write_dump
+
     if path.exists() and not overwrite:
         raise InputError(f"{path} exists: choose another path, or give --overwrite")
     if per_document < 1:
