@@ -5,7 +5,7 @@ import xarray as xr
 import posstats as ps
 from posstats import figures
 from posstats.config import InferenceConfig
-from posstats.evidence import no_early
+from posstats.evidence import no_early, per_head
 from posstats.findings import Findings, Quantity
 from posstats.vocabulary import BASELINE, RESIDUAL
 
@@ -17,7 +17,8 @@ def analyse(ds: xr.Dataset, inference: InferenceConfig) -> Findings:
     magnitude = ps.magnitude(ds.sel(condition=conditions), **inference.options())
     what, where = "early residual magnitude, i in [2, 16)", {"condition": BASELINE, "queries": EARLY, "term": RESIDUAL}
     if EARLY in magnitude.table.queries.tolist():
-        early = Quantity.of(what, magnitude.units, magnitude, **where)
+        heads = ds.sizes["layer"] * ds.sizes["head"]
+        early = Quantity.of(what, magnitude.units, magnitude, remark=lambda row: per_head(row.estimate, heads), **where)
     else:
         early = Quantity.absent(what, magnitude.units, no_early(ds))
     return Findings(

@@ -5,7 +5,7 @@ import xarray as xr
 import posstats as ps
 from posstats import figures
 from posstats.config import InferenceConfig
-from posstats.evidence import no_early
+from posstats.evidence import no_early, per_head
 from posstats.findings import Findings, Quantity
 
 EARLY = "[2, 16)"
@@ -15,12 +15,19 @@ def analyse(ds: xr.Dataset, inference: InferenceConfig) -> Findings:
     replacements = [name for name in ds.condition.values.tolist() if name.startswith("bos=")]
     if not replacements:
         return Findings()
-    removal = ps.removal(ds, replacements, **inference.options())
+    removal, heads = ps.removal(ds, replacements, **inference.options()), ds.sizes["layer"] * ds.sizes["head"]
     return Findings(
         tables={"removal": removal},
         figures={"removal_by_octave": figures.removal_by_octave(removal)},
         headline=[
-            Quantity.of(f"early removal by {name}", "fraction", removal, condition=name, queries=EARLY)
+            Quantity.of(
+                f"early removal by {name}",
+                "fraction",
+                removal,
+                remark=lambda row: per_head(row.baseline_magnitude, heads, "of "),
+                condition=name,
+                queries=EARLY,
+            )
             if EARLY in removal.table.queries.tolist()
             else Quantity.absent(f"early removal by {name}", "fraction", no_early(ds))
             for name in replacements

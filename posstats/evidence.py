@@ -87,7 +87,9 @@ def residual_component(ds: xr.Dataset, inference: InferenceConfig) -> Iterator[E
         found = magnitude(_only(ds, BASELINE).isel(layer=slice(1, None)), **inference.options()).table
         row = found[(found.term == RESIDUAL) & (found.queries == _EARLY)]
         if len(row):
-            yield Evidence("C3", "a", what, "nats^2", _ABOVE_0, **_numbers(row.iloc[0]))
+            numbers = _numbers(row.iloc[0])
+            numbers["reason"] = per_head(numbers["estimate"], ds.sizes["head"] * (ds.sizes["layer"] - 1))
+            yield Evidence("C3", "a", what, "nats^2", _ABOVE_0, **numbers)
         else:
             yield Evidence("C3", "a", what, "nats^2", reason=no_early(ds))
     what = "largest residual term, sequence by sequence"
@@ -173,7 +175,10 @@ def sink_readers(ds: xr.Dataset, inference: InferenceConfig) -> Iterator[Evidenc
     rows = found.contrasts.table
     rows = rows[rows.contrast == "bos_minus_position0"]
     for _, row in rows.iterrows():
-        yield Evidence("C8", "a", what, "1", _ABOVE_0, str(row.condition), **_numbers(row))
+        numbers = _numbers(row)
+        # Without sink-reading heads there is nothing that could be anchored to either: not testable, as C5 (b) then is.
+        rule = None if np.isnan(numbers["estimate"]) else _ABOVE_0
+        yield Evidence("C8", "a", what, "1", rule, str(row.condition), **numbers)
     if not len(rows):
         reason = "needs a condition bos@P in a dump of this version, P + 16 below its length"
         yield Evidence("C8", "a", what, condition="bos@P", reason=reason)
@@ -234,8 +239,36 @@ def replaced_bos(ds: xr.Dataset, inference: InferenceConfig) -> Iterator[Evidenc
         numbers = _numbers(rows.iloc[0])
         if not numbers["reason"]:
             agrees = numbers["low"] <= CLAIMED_REMOVAL <= numbers["high"]
-            numbers["reason"] = f"{'agrees' if agrees else 'does not agree'} with {CLAIMED_REMOVAL:.2f}"
+            with_0 = " and with 0" if agrees and numbers["low"] <= 0 else ""
+            base = per_head(rows.baseline_magnitude.iloc[0], ds.sizes["head"] * ds.sizes["layer"], "baseline ")
+            said = "agrees" if agrees else "does not agree"
+            numbers["reason"] = f"{said} with {CLAIMED_REMOVAL:.2f}{with_0}; {base}"
         yield Evidence("C7", "a", what, "1", _ABOVE_0, name, **numbers)
+
+
+def per_head(squared: float, heads: int, of: str = "") -> str:
+    """Say how large a magnitude is that was summed over heads: a test above 0 says nothing of its size.
+
+    Parameters
+    ----------
+    squared : float
+        In nats squared, over all heads.
+    heads : int
+        How many.
+    of : str
+        What it is the magnitude of, put before it.
+
+    Returns
+    -------
+    str
+        Empty where the magnitude, an unbiased estimate, is not above 0.
+
+    Examples
+    --------
+    >>> per_head(2.7, 270)
+    '0.1 nats per head, root mean square'
+    """
+    return f"{of}{np.sqrt(squared / heads):.3g} nats per head, root mean square" if squared > 0 else ""
 
 
 def no_early(ds: xr.Dataset) -> str:

@@ -1,9 +1,10 @@
 """What an analysis file returns: tables, figures, and its lines of the headline table."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pandas as pd
 from matplotlib.axes import Axes
 
 from posstats.errors import InputError
@@ -46,8 +47,16 @@ class Quantity:
         return cls(quantity, unit, float("nan"), note=why)
 
     @classmethod
-    def of(cls, quantity: str, unit: str, result: Result, /, **where: object) -> "Quantity":
-        """Take the one row of a result whose key columns have the given values."""
+    def of(
+        cls,
+        quantity: str,
+        unit: str,
+        result: Result,
+        /,
+        remark: Callable[[pd.Series], str] | None = None,
+        **where: object,
+    ) -> "Quantity":
+        """Take the one row of a result whose key columns have the given values, with a remark on it before its note."""
         table = result.table
         for name, value in where.items():
             table = table[table[name] == value]
@@ -55,7 +64,8 @@ class Quantity:
             raise InputError(f"{quantity}: {len(table)} rows of {result.title} match {where}, not one")
         row = table.iloc[0]
         numbers = {name: float(row[name]) for name in ("estimate", "low", "high", "p", "q") if name in row}
-        return cls(quantity, unit, **numbers, note=str(row.get("note", "")), rests_on=rests_on(result))
+        notes = (remark(row) if remark else "", str(row.get("note", "")))
+        return cls(quantity, unit, **numbers, note="; ".join(filter(None, notes)), rests_on=rests_on(result))
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from posstats.labelled import document_codes, few_documents_note, repeated_docum
 from posstats.pooling import Inference
 from posstats.results_claims import ClaimsResult
 from posstats.stats.resample import DEFAULT_METHODS
-from posstats.verdicts import CRITERIA, WHOLE, Evidence, Rule, combined
+from posstats.verdicts import CRITERIA, SUPPORTED, WHOLE, Evidence, Rule, combined
 from posstats.vocabulary import RESIDUAL, TRAINED, VARIANT
 
 #: Architectures that C6 compares.
@@ -94,7 +94,7 @@ def claims(
     >>> ds = ps.simulate(n=30, length=32, layers=2, conditions=["baseline", "bos=mean"], seed=0).dataset
     >>> ledger = ps.claims(ds, n_resamples=99, n_permutations=199)
     >>> ledger.table.query("claim == 'C7'")[["part", "verdict", "reason"]].to_numpy().tolist()
-    [['a', 'supported', 'agrees with 0.40'], ['claim', 'supported', '']]
+    [['a', 'supported', 'agrees with 0.40; baseline 0.13 nats per head, root mean square'], ['claim', 'supported', '']]
     """
     unknown = sorted(set(which) - set(CRITERIA))
     if unknown or not which:
@@ -340,12 +340,15 @@ def _ledger(model: str, dump: str, kind: str, found: Sequence[Evidence]) -> list
             continue
         for one in parts:
             rows.append({"claim": claim, "part": one.part, "criterion": criteria[one.part]} | _cells(one))
+        verdict = combined([one.verdict for one in parts])
+        # The parts that decided come first, then what could not be tested.
+        deciding = [f"({one.part}) {one.verdict}" for one in parts if one.verdict == verdict and one.rule is not None]
         untested = [f"({one.part}) {one.reason}" for one in parts if one.rule is None]
+        told = [] if verdict == SUPPORTED else deciding
         whole = Evidence(
             claim, WHOLE, "all parts", "", n=parts[0].n, runs=min(one.runs for one in parts), condition="",
-            reason="; ".join(dict.fromkeys(untested)),
+            reason="; ".join(dict.fromkeys([*told, *untested])),
         )  # fmt: skip
-        verdict = combined([one.verdict for one in parts])
         rows.append(
             {"claim": claim, "part": WHOLE, "criterion": criteria[WHOLE]} | _cells(whole) | {"verdict": verdict}
         )

@@ -53,7 +53,7 @@ CRITERIA = {
         "c": "pooled residual share, window minus standard, above 0: with (a), the order NTK < standard < window",
     },
     "C7": {
-        WHOLE: "replacing BOS removes 40% of the residual component at early queries",
+        WHOLE: "replacing BOS removes a part (the abstract: 40%) of the residual component at early queries",
         "a": "removal at early queries above 0, for every replacement",
     },
     "C8": {

@@ -162,8 +162,33 @@ class TestKnownAnswers:
         found = rows(ledger, "C7", "a").set_index("condition")
         assert set(found.index) == {"bos=mean", "bos=none", "bos=tokens:3"}
         contains = (found.low <= 0.4) & (found.high >= 0.4)
-        assert (found.reason == np.where(contains, "agrees with 0.40", "does not agree with 0.40")).all()
-        assert found.reason["bos=mean"] == "agrees with 0.40"
+        said, size = found.reason.str.split("; ").str[0], found.reason.str.split("; ").str[1]
+        with_0 = np.where(found.low <= 0, " and with 0", "")
+        expected = np.where(contains, "agrees with 0.40", "does not agree with 0.40")
+        assert (said == np.where(contains, np.char.add(expected, with_0), expected)).all()
+        assert said["bos=mean"] == "agrees with 0.40"
+        assert size.str.fullmatch(r"baseline [\d.]+ nats per head, root mean square").all()
+
+    def test_c7_says_where_an_interval_agrees_with_both(self):
+        ds = ps.simulate(n=24, length=32, removal=0.2, conditions=["baseline", "bos=mean"], seed=0).dataset
+        (row,) = rows(ps.claims(ds, which=["C7"], **QUICK), "C7", "a").itertuples()
+        assert row.low < 0 < 0.4 < row.high
+        assert row.reason.startswith("agrees with 0.40 and with 0; ")
+
+    def test_the_size_of_the_residual_component_stands_beside_its_test(self):
+        ds = ps.simulate(n=30, length=64, layers=2, heads=3, seed=0).dataset
+        (row,) = rows(ps.claims(ds, which=["C3"], **QUICK), "C3", "a").itertuples()
+        found = ps.magnitude(ds.isel(layer=[1]), n_permutations=99).table
+        early = found[(found.term == "residual") & (found.queries == "[2, 16)")].estimate.item()
+        assert row.reason == f"{np.sqrt(early / 3):.3g} nats per head, root mean square"
+
+    def test_without_sink_reading_heads_nothing_that_asks_about_them_is_testable(self):
+        ds = world()
+        ledger = ps.claims(ds.assign(sink_logit=ds.sink_logit - 20.0), **QUICK)
+        assert set(rows(ledger, "C5", "b").verdict) == set(rows(ledger, "C8", "a").verdict) == {N}
+        whole = rows(ledger, "C5", "claim").iloc[0]
+        assert whole.verdict == C
+        assert whole.reason.startswith("(a) contradicted; (b) ")
 
     @pytest.mark.parametrize(
         ("changes", "part", "expected"),
