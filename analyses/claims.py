@@ -4,8 +4,8 @@ import xarray as xr
 
 import posstats as ps
 from posstats import figures_claims
-from posstats.analysis import Findings, Quantity
 from posstats.config import InferenceConfig
+from posstats.findings import Findings, Quantity
 from posstats.tables import Table
 from posstats.verdicts import CRITERIA, NOT_TESTABLE, WHOLE
 

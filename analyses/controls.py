@@ -3,8 +3,8 @@
 import pandas as pd
 import xarray as xr
 
-from posstats.analysis import Findings, Quantity
 from posstats.config import InferenceConfig
+from posstats.findings import Findings, Quantity
 from posstats.known_answers import repeat_residuals, shift_differences
 from posstats.tables import Table
 

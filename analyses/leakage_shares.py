@@ -5,8 +5,8 @@ import xarray as xr
 
 import posstats as ps
 from posstats import figures
-from posstats.analysis import Findings, Quantity
 from posstats.config import InferenceConfig
+from posstats.findings import Findings, Quantity
 from posstats.tables import rests_on
 from posstats.vocabulary import BASELINE, RESIDUAL, RESIDUAL_TERMS
 

@@ -4,8 +4,9 @@ import xarray as xr
 
 import posstats as ps
 from posstats import figures
-from posstats.analysis import Findings, Quantity
 from posstats.config import InferenceConfig
+from posstats.evidence import no_early
+from posstats.findings import Findings, Quantity
 from posstats.vocabulary import BASELINE, RESIDUAL
 
 EARLY = "[2, 16)"
@@ -14,14 +15,11 @@ EARLY = "[2, 16)"
 def analyse(ds: xr.Dataset, inference: InferenceConfig) -> Findings:
     conditions = [name for name in ds.condition.values.tolist() if name == BASELINE or name.startswith("bos=")]
     magnitude = ps.magnitude(ds.sel(condition=conditions), **inference.options())
-    early = Quantity.of(
-        "early residual magnitude, i in [2, 16)",
-        magnitude.units,
-        magnitude,
-        condition=BASELINE,
-        queries=EARLY,
-        term=RESIDUAL,
-    )
+    what, where = "early residual magnitude, i in [2, 16)", {"condition": BASELINE, "queries": EARLY, "term": RESIDUAL}
+    if EARLY in magnitude.table.queries.tolist():
+        early = Quantity.of(what, magnitude.units, magnitude, **where)
+    else:
+        early = Quantity.absent(what, magnitude.units, no_early(ds))
     return Findings(
         tables={"magnitude": magnitude},
         figures={"magnitude_by_octave": figures.magnitude_by_octave(magnitude)},

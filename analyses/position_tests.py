@@ -4,8 +4,8 @@ import numpy as np
 import xarray as xr
 
 import posstats as ps
-from posstats.analysis import Findings, Quantity
 from posstats.config import InferenceConfig
+from posstats.findings import Findings, Quantity
 from posstats.tables import rests_on
 from posstats.vocabulary import BASELINE, LOG_ATTENTION
 

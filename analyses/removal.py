@@ -4,8 +4,9 @@ import xarray as xr
 
 import posstats as ps
 from posstats import figures
-from posstats.analysis import Findings, Quantity
 from posstats.config import InferenceConfig
+from posstats.evidence import no_early
+from posstats.findings import Findings, Quantity
 
 EARLY = "[2, 16)"
 
@@ -20,6 +21,8 @@ def analyse(ds: xr.Dataset, inference: InferenceConfig) -> Findings:
         figures={"removal_by_octave": figures.removal_by_octave(removal)},
         headline=[
             Quantity.of(f"early removal by {name}", "fraction", removal, condition=name, queries=EARLY)
+            if EARLY in removal.table.queries.tolist()
+            else Quantity.absent(f"early removal by {name}", "fraction", no_early(ds))
             for name in replacements
         ],
     )

@@ -4,14 +4,18 @@ import xarray as xr
 
 import posstats as ps
 from posstats import figures_position0 as figures
-from posstats.analysis import Findings, Quantity
 from posstats.config import InferenceConfig
+from posstats.errors import DesignError
+from posstats.findings import Findings, Quantity
 from posstats.tables import rests_on
 from posstats.vocabulary import BASELINE
 
 
 def analyse(ds: xr.Dataset, inference: InferenceConfig) -> Findings:
-    sinks = ps.sinks(ds, **inference.options("n_permutations"))
+    try:
+        sinks = ps.sinks(ds, **inference.options("n_permutations"))
+    except DesignError as error:  # the sequences are too short
+        return Findings(headline=[Quantity.absent("sink-reading heads", "heads", str(error))])
     contrasts = sinks.contrasts.table
     anchored = contrasts[contrasts.contrast == "bos_minus_position0"].condition
     heads = sinks.table[sinks.table.condition == BASELINE]

@@ -4,15 +4,27 @@ import xarray as xr
 
 import posstats as ps
 from posstats import figures_position0 as figures
-from posstats.analysis import Findings, Quantity
 from posstats.config import InferenceConfig
+from posstats.errors import DesignError
+from posstats.findings import Findings, Quantity
 from posstats.vocabulary import BASELINE
 
 
 def analyse(ds: xr.Dataset, inference: InferenceConfig) -> Findings:
     if "trajectory_departure" not in ds:
         return Findings()
-    trajectory = ps.trajectory(ds, **inference.options())
+    absent = []
+    try:
+        trajectory = ps.trajectory(ds, **inference.options())
+    except DesignError as error:  # the sequences are too short to identify first tokens
+        repeated = [name for name in ds.condition.values.tolist() if name.startswith("bos=tokens:")]
+        trajectory = ps.trajectory(ds.drop_sel(condition=repeated), **inference.options())
+        what = "first token identified from {} heads, {}"
+        absent = [
+            Quantity.absent(what.format(heads, name), "fraction", str(error))
+            for name in repeated
+            for heads in ("sink-reading", "other")
+        ]
     closed = trajectory.table[trajectory.table.quantity == "departure"]
     worst = closed.loc[closed.largest.idxmax()]
     identification = trajectory.identification
@@ -24,7 +36,8 @@ def analyse(ds: xr.Dataset, inference: InferenceConfig) -> Findings:
             "relative",
             float(worst.largest),
             note=f"{worst.condition}, depth {worst.depth}; rounding: {worst.tolerance:g}",
-        )
+        ),
+        *absent,
     ]
     for condition in dict.fromkeys(identification.table.condition):
         tables["first_token"] = identification

@@ -10,95 +10,35 @@ import importlib.util
 import json
 import logging
 import multiprocessing
+import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, field
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import dask
-from matplotlib.axes import Axes
+import numpy as np
 
 from posstats.cluster import connected
 from posstats.config import AnalysisConfig, InferenceConfig
-from posstats.errors import FewDocumentsWarning, InputError
+from posstats.errors import FewDocumentsWarning, InputError, PosstatsError
 from posstats.figures import save_figure
+from posstats.findings import Findings, Quantity
 from posstats.headline import HEADLINE, headline_table
 from posstats.progress import progress
 from posstats.provenance import code_digest, file_digest
-from posstats.results import Result
 from posstats.side_by_side import single_threaded
 from posstats.store import open_dump
-from posstats.tables import Table, rests_on, to_text, write_table
+from posstats.tables import Table, to_text, write_table
+from posstats.vocabulary import BASELINE
 
 logger = logging.getLogger(__name__)
 
 _MANIFEST = "manifest.json"
-
-
-@dataclass(frozen=True, slots=True)
-class Quantity:
-    """One line of the headline table.
-
-    Attributes
-    ----------
-    quantity : str
-        What is estimated.
-    unit : str
-        Unit of the estimate and its interval.
-    estimate : int or float
-    low, high, p, q : float
-        Interval and tests; NaN where there are none.
-    note : str
-        What is to be kept in mind.
-    rests_on : dict of str to str
-        What the headline table says below its rows: :func:`posstats.tables.rests_on` of the result it was taken from.
-    """
-
-    quantity: str
-    unit: str
-    estimate: float
-    low: float = float("nan")
-    high: float = float("nan")
-    p: float = float("nan")
-    q: float = float("nan")
-    note: str = ""
-    rests_on: Mapping[str, str] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, quantity: str, unit: str, result: Result, /, **where: object) -> "Quantity":
-        """Take the one row of a result whose key columns have the given values."""
-        table = result.table
-        for name, value in where.items():
-            table = table[table[name] == value]
-        if len(table) != 1:
-            raise InputError(f"{quantity}: {len(table)} rows of {result.title} match {where}, not one")
-        row = table.iloc[0]
-        numbers = {name: float(row[name]) for name in ("estimate", "low", "high", "p", "q") if name in row}
-        return cls(quantity, unit, **numbers, note=str(row.get("note", "")), rests_on=rests_on(result))
-
-
-@dataclass(frozen=True, slots=True)
-class Findings:
-    """What an analysis file returns.
-
-    Attributes
-    ----------
-    tables : dict of str to Result or Table
-        File name without ending -> table.
-    figures : dict of str to matplotlib.axes.Axes
-        File name without ending -> axes of the figure.
-    headline : sequence of Quantity
-        Its lines of the headline table.
-    closing : Table, optional
-        Shown after the headline table.
-    """
-
-    tables: Mapping[str, Result | Table] = field(default_factory=dict)
-    figures: Mapping[str, Axes] = field(default_factory=dict)
-    headline: Sequence[Quantity] = ()
-    closing: Table | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,8 +113,11 @@ def run_analyses(
     if not missing:
         logger.info("results are current: nothing they rest on has changed since they were computed")
     else:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):  # a folder that cannot be written to is told of before anything is computed
+            pass
         # If an analysis fails, the table of the earlier answers must not stay beside the new ones.
-        for path in folder.glob(f"{HEADLINE}.*"):
+        for path in filter(Path.is_file, folder.glob(f"{HEADLINE}.*")):
             path.unlink()
     with progress("analyses", len(missing), unit="question", show=show and bool(missing)) as bar:
         for task, quantities in _computed(missing, config.run.workers):
@@ -245,7 +188,7 @@ def changes(config: AnalysisConfig, dumps: Mapping[str, Path], folder: Path) -> 
     Parameters
     ----------
     config, dumps, folder
-        As for :func:`run_analyses`.
+        As for :func:`run_analyses`. Of a dump whose file is not there, settings and code are looked at.
 
     Returns
     -------
@@ -259,11 +202,11 @@ def changes(config: AnalysisConfig, dumps: Mapping[str, Path], folder: Path) -> 
         If a dump cannot be read or an analysis file is missing.
     """
     found: dict[tuple[str, str], list[str]] = {}
-    for task in _tasks(config, dumps, _files(config), folder):
+    for task in _tasks(config, dumps, _files(config), folder, absent=True):
         manifest = task.folder / _MANIFEST
         if manifest.is_file():
             then = json.loads(manifest.read_text(encoding="utf-8")).get("rests_on", {})
-            now = asdict(task.rests_on)
+            now = {name: digest for name, digest in asdict(task.rests_on).items() if digest}
             found[task.file.stem, task.dump_name] = [name for name in now if then.get(name) != now[name]]
     return {asked: changed for asked, changed in found.items() if changed}
 
@@ -273,6 +216,9 @@ def _files(config: AnalysisConfig) -> list[Path]:
     for file in files:
         if not file.is_file():
             raise InputError(f"there is no analysis file {file}, named under [analyses] files")
+    stems = [file.stem for file in files]
+    if twice := sorted({stem for stem in stems if stems.count(stem) > 1}):
+        raise InputError(f"results are kept by the names of analysis files, and {', '.join(twice)} is named twice")
     return files
 
 
@@ -286,13 +232,22 @@ def _tasks(
     files: Sequence[Path],
     folder: Path,
     scheduler: str | None = None,
+    *,
+    absent: bool = False,
 ) -> Iterator[_Task]:
     code = code_digest()
     settings = hashlib.sha256(json.dumps(asdict(config.inference), sort_keys=True).encode()).hexdigest()
     for name, path in dumps.items():
-        with open_dump(path):  # says what is wrong with it before anything is computed
-            pass
-        content = file_digest(path)
+        content = ""
+        if path.is_file() or not absent:
+            with open_dump(path) as dataset:  # says what is wrong with it before anything is computed
+                conditions = dataset.condition.values.tolist()
+            content = file_digest(path)
+            if BASELINE not in conditions:
+                raise InputError(
+                    f"{path} was recorded without the condition {BASELINE}, which the others are compared with; it has "
+                    f"{', '.join(conditions)}: dump with -c {BASELINE} too"
+                )
         for file in files:
             asked = hashlib.sha256(f"{code}\n{file_digest(file)}".encode()).hexdigest()
             basis = _Basis(content, settings, asked)
@@ -316,7 +271,8 @@ def _computed(tasks: Sequence[_Task], workers: int) -> Iterator[tuple[_Task, lis
 
 def _compute(task: _Task) -> list[dict[str, Any]]:
     """Run one analysis, write its files, then the manifest that declares them current."""
-    analyse = _load(task.file)
+    with _said_by(task):
+        analyse = _load(task.file)
     manifest = task.folder / _MANIFEST
     manifest.unlink(missing_ok=True)
     with (
@@ -328,16 +284,20 @@ def _compute(task: _Task) -> list[dict[str, Any]]:
     ):
         # Every table carries this warning as a footnote, and the headline table too.
         warnings.simplefilter("ignore", FewDocumentsWarning)
-        findings = analyse(dataset, task.inference)
+        with _said_by(task):
+            findings = analyse(dataset, task.inference)
+            if not isinstance(findings, Findings):
+                raise InputError(f"analyse must return Findings, not {type(findings).__name__}")
     task.folder.mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
     for name, table in findings.tables.items():
         written += write_table(table, task.folder, name)
     for name, axes in findings.figures.items():
         written += save_figure(axes, task.folder, name)
-    for stale in set(task.folder.iterdir()) - set(written):
+    for stale in set(filter(Path.is_file, task.folder.iterdir())) - set(written):
         stale.unlink()
-    headline = [asdict(quantity) for quantity in findings.headline]
+    # Numbers as they are read back, whatever numpy made of them.
+    headline = json.loads(json.dumps([asdict(quantity) for quantity in findings.headline], default=np.generic.item))
     record = {
         "digest": task.digest,
         "rests_on": asdict(task.rests_on),
@@ -349,6 +309,23 @@ def _compute(task: _Task) -> list[dict[str, Any]]:
     return headline
 
 
+@contextmanager
+def _said_by(task: _Task) -> Iterator[None]:
+    """Errors name the question and the dump; a mistake in the analysis file is told as one, with its line."""
+    try:
+        yield
+    except PosstatsError as error:
+        raise type(error)(f"{task.label}: {error}") from error
+    except (Exception, SystemExit) as error:
+        package, file = Path(__file__).parent, task.file.resolve()
+        frames = [(Path(one.filename).resolve(), one.lineno) for one in traceback.extract_tb(error.__traceback__)]
+        inside = [one for one in frames if one[0] != Path(__file__) and (one[0] == file or package in one[0].parents)]
+        if inside and inside[-1][0] != file:
+            raise  # a fault of posstats
+        place = f", line {inside[-1][1]}" if inside else ""
+        raise InputError(f"{task.label}: {task.file}{place}: {type(error).__name__}: {error}") from error
+
+
 def _current(task: _Task) -> list[dict[str, Any]] | None:
     """The headline of an earlier run if nothing it rests on has changed and its files are as it left them."""
     try:
@@ -356,8 +333,9 @@ def _current(task: _Task) -> list[dict[str, Any]] | None:
         same = record["digest"] == task.digest and all(
             file_digest(task.folder / name) == digest for name, digest in record["files"].items()
         )
-        return record["headline"] if same else None
-    except (OSError, ValueError, KeyError):
+        whole = [asdict(Quantity(**quantity)) for quantity in record["headline"]]
+        return whole if same and isinstance(record["closing"], str) else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 

@@ -4,6 +4,7 @@ What changes results (`model`, `sequences`, `dumps`, `record`, `inference`, `ana
 is done (`run`).
 """
 
+import hashlib
 import re
 import tomllib
 from collections.abc import Mapping
@@ -271,7 +272,12 @@ class AnalysisConfig:
         parts += [] if model.ntk_factor is None else [f"ntk-{model.ntk_factor:g}"]
         parts += [] if model.sliding_window is None else [f"window-{model.sliding_window}"]
         parts += [] if model.adapter is None else [f"adapted-{Path(model.adapter).name}"]
-        return re.sub(r"[^A-Za-z0-9._]+", "-", "-".join(parts)).strip("-.").lower()
+        name = "-".join(parts)
+        slug = re.sub(r"[^A-Za-z0-9._]+", "-", name).strip("-.").lower()
+        if re.fullmatch(r"[A-Za-z0-9._/\- ]*", name):
+            return slug
+        # Of what letters of other scripts and signs leave, a digest tells the names apart.
+        return f"{slug}-{hashlib.sha256(name.encode()).hexdigest()[:8]}".lstrip("-")
 
 
 #: Section -> its class; `dumps` holds one table per dump.

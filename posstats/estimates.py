@@ -7,7 +7,14 @@ import pandas as pd
 import xarray as xr
 
 from posstats.errors import InputError
-from posstats.labelled import analysable, check_offsets_visible, document_codes, few_documents, select_condition
+from posstats.labelled import (
+    analysable,
+    check_offsets_visible,
+    document_codes,
+    few_documents,
+    repeated_documents_note,
+    select_condition,
+)
 from posstats.pooling import Estimate, Inference, estimates, magnitude_bins, share_bins
 from posstats.results import LeakageResult, MagnitudeResult, RemovalResult, ShareResult
 from posstats.stats.components import (
@@ -27,6 +34,8 @@ _SHARE_TERMS = (*TERMS, RESIDUAL)
 #: Magnitudes with a calibrated test of their being 0.
 _TESTED_MAGNITUDES = [MAGNITUDE_COMPONENTS.index(name) for name in (LOG_ATTENTION, "logit_drift", RESIDUAL)]
 _RESIDUAL_COLUMNS = [SHARE_COMPONENTS.index(name) for name in RESIDUAL_TERMS]
+#: What float64 leaves of sums of order 1 that should vanish: a spread, or nats squared, up to it is rounding.
+_ROUNDING = 1e-12
 
 
 def leakage(
@@ -339,14 +348,13 @@ def prepare(
     terms = analysable(data, offsets)
     check_offsets_visible(terms)
     _, n_documents = document_codes(terms)
-    notes = few_documents(n_documents)
+    notes = few_documents(n_documents) + repeated_documents_note(terms)
     settings: dict[str, object] = {
         "n_documents": n_documents,
         "n_sequences": terms.sizes["sequence"],
         "offsets": tuple(terms.offset.values.tolist()),
     }
-    if adjust is not None:
-        settings["adjustment"] = adjust
+    settings |= {} if adjust is None else {"adjustment": adjust}
     return terms, notes, settings
 
 
@@ -355,10 +363,14 @@ def _conditions(terms: xr.Dataset) -> list[tuple[str, xr.Dataset]]:
 
 
 def _withheld(table: pd.DataFrame, q: pd.Series, whole: pd.Series, level: float, why: str) -> pd.DataFrame:
-    """Withhold a ratio whose denominator is not significantly above 0, and say so."""
-    weak = ~(q < 1 - level) | ~(whole > 0)
+    """Withhold a ratio whose denominator is not significantly above 0, or its test where nothing varies; say so."""
+    weak = ~(q < 1 - level) | ~(whole > _ROUNDING)
     table.loc[weak, ["estimate", "se", "low", "high", "p"]] = np.nan
-    table["note"] = np.where(weak, f"withheld: {why}", "")
+    point = ~weak & (table.se <= _ROUNDING) & (table.get("term", "") != "relative")
+    table.loc[point, "p"] = np.nan  # a division by rounding would make what is rounding the most significant of all
+    table["note"] = np.select(
+        [weak, point], [f"withheld: {why}", "documents do not differ beyond rounding: no test"], ""
+    )
     return table
 
 

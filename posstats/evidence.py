@@ -38,7 +38,7 @@ def _only(ds: xr.Dataset, *conditions: str) -> xr.Dataset:
 def _numbers(row: pd.Series) -> dict[str, Any]:
     numbers = {name: float(row[name]) for name in ("estimate", "low", "high", "p")}
     note = str(row.get("note", ""))
-    if "documents do not differ beyond rounding" in note:  # every document says the same: the interval is a point
+    if "documents do not differ beyond rounding" in note and np.isnan(numbers["low"]):  # the interval is a point
         numbers |= {"low": numbers["estimate"], "high": numbers["estimate"]}
     return numbers | {"reason": note}
 
@@ -89,7 +89,7 @@ def residual_component(ds: xr.Dataset, inference: InferenceConfig) -> Iterator[E
         if len(row):
             yield Evidence("C3", "a", what, "nats^2", _ABOVE_0, **_numbers(row.iloc[0]))
         else:
-            yield Evidence("C3", "a", what, "nats^2", reason=_no_early(ds))
+            yield Evidence("C3", "a", what, "nats^2", reason=no_early(ds))
     what = "largest residual term, sequence by sequence"
     if _conditions(ds, "repeat"):
         largest = max(repeat_residuals(ds).values())
@@ -229,7 +229,7 @@ def replaced_bos(ds: xr.Dataset, inference: InferenceConfig) -> Iterator[Evidenc
     for name in names:
         rows = found[found.condition == name]
         if not len(rows):
-            yield Evidence("C7", "a", what, condition=name, reason=_no_early(ds))
+            yield Evidence("C7", "a", what, condition=name, reason=no_early(ds))
             continue
         numbers = _numbers(rows.iloc[0])
         if not numbers["reason"]:
@@ -238,7 +238,8 @@ def replaced_bos(ds: xr.Dataset, inference: InferenceConfig) -> Iterator[Evidenc
         yield Evidence("C7", "a", what, "1", _ABOVE_0, name, **numbers)
 
 
-def _no_early(ds: xr.Dataset) -> str:
+def no_early(ds: xr.Dataset) -> str:
+    """Say why a dump has no early queries, and what to do about it."""
     return (
         f"sequences of {ds.sizes['query']} tokens with offsets {ds.offset.values.tolist()} have no early queries "
         f"{_EARLY}: dump longer ones, with offset 0 or 1"

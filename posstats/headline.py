@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 import xarray as xr
 
+from posstats.labelled import repeated_documents_note
 from posstats.store import open_dump
 from posstats.tables import Table
 from posstats.vocabulary import FEW_DOCUMENTS
@@ -35,7 +36,7 @@ def headline_table(rows: Sequence[Mapping[str, Any]], dumps: Mapping[str, Path],
     Parameters
     ----------
     rows : sequence of mapping
-        Lines, as :class:`posstats.analysis.Quantity` has them, each with its `dump`.
+        Lines, as :class:`posstats.findings.Quantity` has them, each with its `dump`.
     dumps : mapping of str to Path
         Name of a dump -> its file.
     level : float
@@ -83,17 +84,18 @@ def _shared(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 def _described(dataset: xr.Dataset) -> str:
     documents = len(set(dataset.document.values.tolist()))
+    model = dataset.attrs.get("model", dataset.attrs.get("model_id", "unnamed model"))
     described = (
-        f"{dataset.attrs.get('model', 'unnamed model')}, {dataset.sizes['sequence']} sequences of "
-        f"{dataset.sizes['query']} tokens from {documents} documents"
+        f"{model}, {dataset.sizes['sequence']} sequences of {dataset.sizes['query']} tokens from {documents} documents"
     )
     if "bos_token" in dataset.attrs:
         described += f", BOS {dataset.attrs['bos_token']}" if dataset.attrs["bos_token"] else ", no BOS"
     source = dataset.attrs.get("sequences")
     described += f" ({source})" if source else ""
+    described += "".join(f"; {note}" for note in repeated_documents_note(dataset))
     if documents < FEW_DOCUMENTS:
         described += f"; only {documents} documents: intervals are reliable from {FEW_DOCUMENTS} on"
-    return described
+    return " ".join(described.split())
 
 
 def _analysed(dataset: xr.Dataset) -> str:

@@ -10,7 +10,7 @@ from posstats.errors import DesignError, FewDocumentsWarning, InputError
 from posstats.stats.terms import decompose as decompose_layer
 from posstats.stats.terms import lag_means
 from posstats.stats.terms import reference as build_reference
-from posstats.vocabulary import FEW_DOCUMENTS, LOG_ATTENTION, MINIMUM_DOCUMENTS, TERMS
+from posstats.vocabulary import BASELINE, FEW_DOCUMENTS, LOG_ATTENTION, MINIMUM_DOCUMENTS, TERMS
 
 _NEEDED = ("logit", "sink_logit", "log_denominator_rest", "logit_sum_by_lag", "visible_keys", "learned_sink")
 _LONG_NAMES = {
@@ -169,13 +169,28 @@ def select_condition(terms: xr.Dataset, condition: str) -> xr.Dataset:
 def document_codes(terms: xr.Dataset) -> tuple[np.ndarray, int]:
     """Integer document codes per sequence and their number; DesignError where there are too few documents."""
     _, codes = np.unique(np.asarray(terms.document.values), return_inverse=True)
-    n_documents = int(codes.max()) + 1
+    n_documents = int(codes.max(initial=-1)) + 1
     if n_documents < MINIMUM_DOCUMENTS:
         raise DesignError(
             f"The data hold {n_documents} documents; intervals resample documents and need at least "
             f"{MINIMUM_DOCUMENTS} (24 or more to be trusted). Dump more documents."
         )
     return codes.astype(np.int64), n_documents
+
+
+def repeated_documents_note(data: xr.Dataset) -> tuple[str, ...]:
+    """The note that documents call for whose tokens, in every sequence, are those of another document."""
+    if "token_id" not in data:
+        return ()
+    names = np.atleast_1d(data.condition.values).tolist()
+    tokens = select_condition(data, BASELINE if BASELINE in names else names[0]).token_id.transpose("sequence", "query")
+    documents: dict[str, set[bytes]] = {}
+    for document, row in zip(data.document.values.tolist(), np.ascontiguousarray(tokens.values), strict=True):
+        documents.setdefault(document, set()).add(row.tobytes())
+    repeated = len(documents) - len(set(map(frozenset, documents.values())))
+    if not repeated:
+        return ()
+    return (f"{repeated} of {len(documents)} documents have the tokens of another: they are not independent",)
 
 
 def few_documents_note(n_documents: int) -> tuple[str, ...]:

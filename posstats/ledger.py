@@ -15,8 +15,10 @@ from posstats.designs import declared_windows, model_kind
 from posstats.errors import DesignError, FewDocumentsWarning, InputError
 from posstats.estimates import adjusted
 from posstats.evidence import QUESTIONS, require_dump
-from posstats.labelled import document_codes, few_documents_note
+from posstats.labelled import document_codes, few_documents_note, repeated_documents_note
+from posstats.pooling import Inference
 from posstats.results_claims import ClaimsResult
+from posstats.stats.resample import DEFAULT_METHODS
 from posstats.verdicts import CRITERIA, WHOLE, Evidence, Rule, combined
 from posstats.vocabulary import RESIDUAL, TRAINED, VARIANT
 
@@ -104,7 +106,7 @@ def claims(
     trios = list(_trios(models)) if "C6" in which else []
     compared = {id(one) for trio in trios for one in trio.members()}
     for model in models:
-        for note in few_documents_note(model.n):
+        for note in few_documents_note(model.n) + repeated_documents_note(model.ds):
             warnings.warn(f"{model.name} on {model.dump}: {note}", FewDocumentsWarning, stacklevel=2)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FewDocumentsWarning)  # of each dump it has been said
@@ -122,12 +124,18 @@ def claims(
         "n_sequences": _one_or_several(model.ds.sizes["sequence"] for model in models),
         "offsets": tuple(models[0].ds.offset.values.tolist()),
         "adjustment": adjust,
-        "level": level,
-        "standard_errors": "of each estimate by its own method (docs/claims.md)",
-        "n_permutations": n_permutations,
-        "seed": seed,
     }
-    return ClaimsResult(table[_COLUMNS], settings, few_documents_note(min(model.n for model in models)))
+    notes = few_documents_note(min(model.n for model in models))
+    notes += tuple(dict.fromkeys(note for model in models for note in repeated_documents_note(model.ds)))
+    if method is None:
+        own = {"standard_errors": "of each estimate by its own method (docs/claims.md)"}
+        settings |= {"level": level, **own, "n_permutations": n_permutations, "seed": seed}
+    else:
+        settings |= Inference(level, method, n_resamples, n_permutations, seed).settings()
+        notes += (f"C6 rests on a {DEFAULT_METHODS['contrast'].replace('_', ' ')}",) * bool(
+            trios and method not in METHODS
+        )
+    return ClaimsResult(table[_COLUMNS], settings, notes)
 
 
 def _one_or_several(counts: Iterable[int]) -> int | str:

@@ -182,13 +182,15 @@ def check_positions(what: str, values: Sequence[int], length: int) -> tuple[int,
     Raises
     ------
     InputError
-        If one is outside the sequence, or given twice.
+        If one is no whole number, outside the sequence, or given twice.
 
     Examples
     --------
     >>> check_positions("offset", [4, 0, 1], length=24)
     (0, 1, 4)
     """
+    if broken := [value for value in values if int(value) != value]:
+        raise InputError(f"{what} {broken[0]} is no whole number")
     chosen = sorted(int(value) for value in values)
     for value in chosen:
         if not 0 <= value < length:

@@ -17,7 +17,7 @@ from posstats.results_claims import ClaimsResult, ContrastResult
 from posstats.results_comparison import ModelLevelResult, ModelSlopeResult
 from posstats.results_decoding import DecodingResult, DiscriminationResult
 from posstats.stats.resample import INTERVAL_METHODS
-from posstats.views import View, in_order, interval_cells, is_text, significant, unit_text
+from posstats.views import View, in_order, interval_cells, is_text, one_line, significant, unit_text
 
 _FAMILIES = {
     LeakageResult: "all rows of the same condition and queries",
@@ -83,7 +83,7 @@ _LONG = 40
 _TEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "²": r"\textsuperscript{2}", "–": "--", "<": r"\textless{}",
-    ">": r"\textgreater{}",
+    ">": r"\textgreater{}", "|": r"\textbar{}",
 }  # fmt: skip
 
 
@@ -230,10 +230,15 @@ def to_markdown(table: Table) -> str:
     | 0 | 0.300 |
     """
     header, cells, left = _formatted(table)
-    lines = [f"### {table.title}", "", _markdown_row(header), _markdown_row([":---" if x else "---:" for x in left])]
+    lines = [
+        f"### {one_line(table.title)}",
+        "",
+        _markdown_row(header),
+        _markdown_row([":---" if x else "---:" for x in left]),
+    ]
     lines += [_markdown_row(row) for row in cells]
     if table.notes:
-        lines += ["", *(f"- {note}" for note in table.notes)]
+        lines += ["", *(f"- {one_line(note)}" for note in table.notes)]
     return "\n".join(lines)
 
 
@@ -268,7 +273,9 @@ def to_latex(table: Table, label: str = "") -> str:
     """
     header, cells, left = _formatted(table)
     columns = "".join("l" if x else "r" for x in left)
-    rows = [" & ".join(_tex_cell(cell) for cell in row) + r" \\" for row in [header, *cells]]
+    kinds = [_tex_text if text else _tex_cell for text in left]
+    rows = [" & ".join(map(_tex_text, header)) + r" \\"]
+    rows += [" & ".join(kind(cell) for kind, cell in zip(kinds, row, strict=True)) + r" \\" for row in cells]
     caption = rf"\caption{{{_tex(table.title)}}}"
     mark = rf"\label{{tab:{label}}}"
     notes = [r"{\footnotesize " + " ".join(map(_tex, table.notes)) + r"\par}"] if table.notes else []
@@ -365,24 +372,28 @@ def _formatted(table: Table) -> View:
 
 
 def _markdown_row(cells: list[str]) -> str:
-    return "| " + " | ".join(cell.replace("\\", "\\\\").replace("|", "\\|") for cell in cells) + " |"
+    return "| " + " | ".join(one_line(cell).replace("\\", "\\\\").replace("|", "\\|") for cell in cells) + " |"
 
 
 def _tex(text: str) -> str:
-    return "".join(_TEX.get(character, character) for character in text)
+    return "".join(_TEX.get(character, character) for character in one_line(text))
+
+
+def _tex_text(cell: str) -> str:
+    # The braces keep a row that begins with a bracket from being read as an argument of \\.
+    return _tex(cell).replace("[", "{[}")
 
 
 def _tex_cell(cell: str) -> str:
-    """Escape a cell; numbers are typeset as mathematics."""
-    if cell.startswith("[") and ", " in cell and cell.endswith("]"):
+    """Escape a cell of a column of numbers, which are typeset as mathematics."""
+    if cell.startswith("["):
         low, high = cell[1:-1].split(", ")
-        # The braces keep a row that begins with a bracket from being read as an argument of \\.
         return f"{{[}}{_tex_cell(low)}, {_tex_cell(high)}]"
     mantissa, exponent, power = cell.partition("e")
     try:
         float(cell)
     except ValueError:
-        return _tex(cell).replace("[", "{[}")
+        return _tex_text(cell)
     if exponent:
         return rf"${mantissa} \times 10^{{{int(power)}}}$"
     return f"${cell}$" if cell.startswith("-") else cell

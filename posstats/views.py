@@ -115,6 +115,17 @@ def unit_text(units: str) -> str:
     return "" if units == "1" else units.replace("^2", "²")
 
 
+def one_line(text: str) -> str:
+    r"""Text on one line, whatever breaks a name holds.
+
+    Examples
+    --------
+    >>> one_line("a  folder"), one_line("two\nlines")
+    ('a  folder', 'two lines')
+    """
+    return text if text.isprintable() else " ".join(text.split())
+
+
 def is_text(column: pd.Series) -> bool:
     """Whether a column holds text."""
     return any(isinstance(value, str) for value in column)

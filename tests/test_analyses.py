@@ -1,5 +1,6 @@
 """Analysis files and what runs them: right numbers, current results kept, everything else computed anew."""
 
+import json
 import re
 import shutil
 from dataclasses import replace
@@ -142,7 +143,9 @@ class TestReuse:
         before = one()
         assert one(replace(one.config, run=RunConfig(workers=2, dumps="elsewhere"))) == before
 
-    @pytest.mark.parametrize("changed", ["inference", "file", "dump", "result", "manifest", "missing"])
+    @pytest.mark.parametrize(
+        "changed", ["inference", "file", "dump", "result", "manifest", "no manifest", "other manifest", "missing"]
+    )
     def test_whatever_matters_computes_anew(self, one, dump, tmp_path, changed):
         before = one()
         config, dumps = one.config, {"sim": dump}
@@ -159,6 +162,11 @@ class TestReuse:
             (controls / "controls.csv").write_text("edited")
         elif changed == "manifest":
             (controls / "manifest.json").write_text("{")
+        elif changed == "no manifest":
+            (controls / "manifest.json").write_text("[1]")
+        elif changed == "other manifest":
+            record = json.loads((controls / "manifest.json").read_text())
+            (controls / "manifest.json").write_text(json.dumps(record | {"headline": [{"quantity": "x"}]}))
         else:
             (controls / "controls.tex").unlink()
         after = one(config, dumps)
@@ -188,7 +196,60 @@ class TestReuse:
         assert not (tmp_path / "results" / "sim" / "broken" / "manifest.json").exists()
 
 
+WRONG = {
+    "def analyse(ds, inference):\n    return 1 / 0\n": r"mine of sim: .*mine\.py, line 2: ZeroDivisionError: division",
+    "def analyse(ds, inference):\n    raise SystemExit(3)\n": r"mine of sim: .*line 2: SystemExit: 3",
+    "def analyse(ds, inference:\n": r"mine of sim: .*mine\.py: SyntaxError: ",
+    "def analyse():\n    pass\n": r"mine of sim: .*mine\.py: TypeError: analyse\(\) takes 0 positional",
+    "def analyse(ds, inference):\n    pass\n": "mine of sim: analyse must return Findings, not NoneType",
+    "import absent_library\n": r"mine of sim: .*line 1: ModuleNotFoundError: No module named 'absent_library'",
+    "from posstats.findings import Findings\ndef analyse(ds, inference):\n    return Findings({'x': ds})\n": (
+        "mine of sim: tables of Findings hold Result or Table, not Dataset"
+    ),
+    "from posstats.findings import Findings\ndef analyse(ds, inference):\n    return Findings({'../x': ds})\n": (
+        "mine of sim: '../x' cannot be the name of a file"
+    ),
+    "from posstats.findings import Findings\ndef analyse(ds, inference):\n    return Findings(headline=[{}])\n": (
+        "mine of sim: headline of Findings hold Quantity, not dict"
+    ),
+}
+
+
 class TestMistakes:
+    @pytest.fixture(autouse=True)
+    def in_this_process(self, monkeypatch):
+        monkeypatch.setattr(analysis, "_computed", lambda tasks, _: ((task, analysis._compute(task)) for task in tasks))
+
+    @pytest.mark.parametrize("text", WRONG)
+    def test_in_an_analysis_file_are_told_with_question_and_line(self, config, dump, tmp_path, text):
+        (tmp_path / "mine.py").write_text(text)
+        config = replace(config, analyses=AnalysesConfig(("mine.py",)))
+        with pytest.raises(InputError, match=WRONG[text]):
+            run_analyses(config, {"sim": dump}, tmp_path / "r", show=False)
+
+    def test_of_posstats_keep_their_traceback(self, config, dump, tmp_path, monkeypatch):
+        monkeypatch.setattr("posstats.known_answers.shift_differences", lambda *_: ps.store.parts_folder(None))
+        config = replace(config, analyses=AnalysesConfig(("controls.py",)))
+        with pytest.raises(TypeError):
+            run_analyses(config, {"sim": dump}, tmp_path / "r", show=False)
+
+    def test_a_file_that_is_named_twice(self, config, dump, tmp_path):
+        config = replace(config, analyses=AnalysesConfig(("controls.py", "./controls.py")))
+        with pytest.raises(InputError, match="controls is named twice"):
+            run_analyses(config, {"sim": dump}, tmp_path / "r", show=False)
+
+    def test_a_dump_without_baseline(self, config, tmp_path):
+        ds = ps.simulate(n=6, length=20, offsets=(0, 1), conditions=["bos=mean"], seed=0).dataset
+        path = write_dump(ds, tmp_path / "o.h5")
+        with pytest.raises(InputError, match=r"without the condition baseline, .*; it has bos=mean: dump with"):
+            run_analyses(config, {"o": path}, tmp_path / "r", show=False)
+
+    def test_a_folder_that_cannot_be_written_to_is_told_of_first(self, config, dump, tmp_path, monkeypatch):
+        monkeypatch.setattr(analysis, "_computed", lambda *_: pytest.fail("computed"))
+        (tmp_path / "r").write_text("a file")
+        with pytest.raises(OSError, match="r'"):
+            run_analyses(config, {"sim": dump}, tmp_path / "r", show=False)
+
     def test_a_file_that_is_not_there(self, config, dump, tmp_path):
         with pytest.raises(InputError, match=r"there is no analysis file .*none.py"):
             run_analyses(
@@ -207,6 +268,35 @@ class TestMistakes:
             leakage = ps.leakage(ds, octaves=False, **inference.options())
         with pytest.raises(InputError, match="4 rows of Absolute-position leakage match"):
             Quantity.of("leakage", "nats^2", leakage, queries="all")
+
+
+@pytest.mark.filterwarnings("ignore::posstats.errors.FewDocumentsWarning")
+@pytest.mark.parametrize("design", [{"length": 12, "offsets": (0, 1)}, {"length": 40, "offsets": (8,)}])
+def test_what_short_sequences_or_far_offsets_do_not_support_has_a_reason(config, tmp_path, monkeypatch, design):
+    monkeypatch.setattr(analysis, "_computed", lambda tasks, _: ((task, analysis._compute(task)) for task in tasks))
+    ds = ps.simulate(n=6, conditions=["baseline", "bos=mean"], seed=0, **design).dataset
+    files = ("magnitude.py", "removal.py", "sinks.py")
+    config = replace(config, analyses=AnalysesConfig(files), folder=ROOT / "analyses")
+    table = run_analyses(config, {"o": write_dump(ds, tmp_path / "o.h5")}, tmp_path / "r", show=False)
+    rows = table.frame.set_index("quantity")
+    early = rows.loc[["early residual magnitude, i in [2, 16)", "early removal by bos=mean"]]
+    assert early.estimate.isna().all()
+    assert early.note.str.contains("have no early queries").all()
+    sinks = rows.loc["sink-reading heads"]
+    assert "no query i >= 16" in sinks.note if design["length"] < 16 else sinks.estimate == 0
+
+
+def test_numbers_of_numpy_are_numbers(config, dump, tmp_path, monkeypatch):
+    monkeypatch.setattr(analysis, "_computed", lambda tasks, _: ((task, analysis._compute(task)) for task in tasks))
+    (tmp_path / "mine.py").write_text(
+        "import numpy as np\nfrom posstats.findings import Findings, Quantity\n"
+        "def analyse(ds, inference):\n"
+        "    return Findings(headline=[Quantity('a', 'heads', np.int64(3)), Quantity('b', '1', np.float32(0.5))])\n"
+    )
+    config = replace(config, analyses=AnalysesConfig(("mine.py",)))
+    for _ in range(2):  # computed, then read back
+        table = run_analyses(config, {"sim": dump}, tmp_path / "results", show=False)
+        assert [type(value) for value in table.frame.estimate] == [int, float]
 
 
 def test_findings_may_be_tables_alone(config, dump, tmp_path):

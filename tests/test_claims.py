@@ -211,6 +211,15 @@ class TestLedger:
             with pytest.raises(NumericalError, match="does not follow"):
                 ClaimsResult(table, ledger.settings)
 
+    def test_footnotes_name_the_interval_method_that_was_chosen(self):
+        bare = ps.simulate(**SIZE, seed=1).dataset
+        chosen = ps.claims(bare, **QUICK, which=["C1"], method="bca", level=0.9)
+        first = table_of(chosen).notes[0]
+        assert first.startswith("90% intervals: bias-corrected and accelerated percentile; ")
+        assert f"{QUICK.get('n_resamples', 2000)} bootstrap replicates, seed 0" in first
+        own = table_of(ps.claims(bare, **QUICK, which=["C1"])).notes[0]
+        assert own.startswith("95% intervals: of each estimate by its own method")
+
     def test_q_is_over_all_p_of_the_ledger(self, ledger):
         p = ledger.table.p.dropna().to_numpy()
         order = np.argsort(p)

@@ -175,3 +175,10 @@ def test_another_model_brings_its_own_file_names(written):
     other = written(text, model="/models/Mine.gguf")
     assert other.model.revision is None
     assert other.results_folder().as_posix() == "analyses/results/models-mine.gguf"
+
+
+def test_names_in_any_script_have_folders_of_their_own(written):
+    names = ["模型", "模型2", "型", "<b>x&y", "b-x-y", "x_%#", "é", "./é"]
+    folders = {written("[dumps.one]", model=name).results_folder().as_posix() for name in names}
+    assert len(folders) == len(names)
+    assert all(re.fullmatch("analyses/results/[a-z0-9._-]+", folder) for folder in folders)

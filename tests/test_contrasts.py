@@ -225,6 +225,8 @@ class TestRuns:
             ps.contrast([pair[0], dump(1.0, seed=9)], runs[1], **QUICK)
         with pytest.raises(DesignError, match="number of layers and heads"):
             ps.contrast([pair[0], dump(1.0, heads=3)], runs[1], **QUICK)
+        with pytest.raises(DesignError, match="same weights occur twice"):
+            ps.contrast([runs[0][0], runs[0][0].copy()], runs[1], **QUICK)
         same = [ds.assign_attrs(weights_sha256="abc") for ds in runs[0]]
         with pytest.raises(DesignError, match="same weights occur twice"):
             ps.contrast(same, runs[1], **QUICK)

@@ -10,7 +10,7 @@ from posstats.config import load_config
 from posstats.dumping.cost import _Rehearsal
 from posstats.errors import InputError
 from posstats.recording import estimate_dumps, record_dumps
-from posstats.spelling import at_depth, parse_conditions
+from posstats.spelling import at_depth, check_positions, parse_conditions
 from tests import tiny
 
 DEFAULT = Path(__file__).parents[1] / "analyses" / "default.toml"
@@ -59,6 +59,34 @@ def test_a_token_that_the_model_does_not_know(tmp_path):
     )
     with pytest.raises(InputError, match=message):
         record_dumps(*work(config, tmp_path), show=False)
+
+
+@pytest.mark.parametrize("depth", ["1/1", "2/1", "-1/3", "1/0", "0/0", "1/3/4", "0.3", "1 /3"])
+def test_no_fraction_below_1_is_no_depth(depth):
+    with pytest.raises(InputError, match="L may also be a fraction below 1 of the model's blocks, such as 1/3"):
+        parse_conditions([f"trajectory=token:5@{depth}"])
+
+
+@pytest.mark.parametrize(
+    ("depths", "blocks", "found"),
+    [
+        (["0/1"], 1, [0]), (["9/10"], 1, [0]), (["9/10"], 2, [1]), (["1/2"], 3, [2]), (["999/1000"], 4, [3]),
+        (["1/3", "1/4"], 4, [1]), (["1", "1/4"], 4, [1]), (["3", "3/4", "1/4"], 4, [3, 1]),
+    ],
+)  # fmt: skip
+def test_a_depth_is_there_once(depths, blocks, found):
+    conditions = parse_conditions(f"trajectory=token:5@{depth}" for depth in depths)
+    assert [one.depth for one in at_depth(conditions, blocks)] == found
+
+
+def test_one_fraction_spelled_twice_is_given_twice():
+    with pytest.raises(InputError, match=r"given twice: trajectory=token:5@1/3"):
+        parse_conditions(["trajectory=token:5@1/3", "trajectory=token:5@2/6"])
+
+
+def test_half_an_offset_is_none():
+    with pytest.raises(InputError, match=r"offset 1\.5 is no whole number"):
+        check_positions("offset", (0, 1.5), length=8)
 
 
 def test_depths_of_the_default_model():

@@ -7,8 +7,10 @@ import xarray as xr
 
 import posstats as ps
 from posstats.errors import DesignError, FewDocumentsWarning, InputError, NumericalError
+from posstats.headline import headline_table
 from posstats.stats.components import octave_bins
 from posstats.stats.resample import INTERVAL_METHODS, document_weights
+from posstats.store import write_dump
 from tests import brute
 
 LENGTH = 24
@@ -176,6 +178,41 @@ def test_shares_are_withheld_without_leakage():
     assert (result.table.note != "").all()
     assert result.table.estimate.isna().all()
     assert "withheld" in result.summary()
+
+
+def test_documents_counted_twice_are_noted(tmp_path):
+    ds = ps.simulate(n=6, length=20, offsets=(0, 1), seed=0).dataset
+    assert "not independent" not in ps.shares(ds, octaves=False).notes[-1]
+    again = ds.assign_coords(
+        document=("sequence", [f"copy of {name}" for name in ds.document.values]),
+        sequence=ds.sequence + len(ds.sequence),
+    )
+    twice = xr.concat(
+        [ds, again.isel(sequence=slice(0, 4))], "sequence", data_vars="minimal", coords="minimal", compat="override"
+    )
+    note = "4 of 10 documents have the tokens of another: they are not independent"
+    assert note in ps.shares(twice, octaves=False).notes
+    assert note in ps.claims(twice, which=["C2"]).notes
+    table = headline_table([], {"twice": write_dump(twice, tmp_path / "t.h5")}, 0.95)
+    assert f"; {note}; only 10 documents" in table.notes[1]
+
+
+def test_a_head_that_holds_nothing_but_rounding_is_no_finding():
+    ds = ps.simulate(n=24, length=32, heads=2, offsets=(0, 1), conditions=["baseline", "bos=mean"], seed=0).dataset
+    dead = {"head": 1}  # one whose queries are 0: uniform attention, of which only the mask tells the position
+    for name in ("logit", "sink_logit", "logit_sum_by_lag"):
+        ds[name][dead] = ds[name][dead] * 0.0
+    keys = np.log(np.maximum(np.arange(32.0), 1))
+    ds["log_denominator_rest"][dead] = ds["log_denominator_rest"][dead] * 0.0 + xr.DataArray(keys, dims="query")
+    table = ps.shares(ds, by="head", octaves=False).table.query("head == 1").set_index("term")
+    assert table.estimate["mask"].tolist() == pytest.approx([1.0, 1.0])
+    assert table.estimate["residual"].abs().max() < 1e-12
+    assert table.p.isna().all()
+    assert table.q.isna().all()
+    assert (table.note.drop("relative") == "documents do not differ beyond rounding: no test").all()
+    removed = ps.removal(ds, "bos=mean", by="head").table.query("head == 1")
+    assert removed.estimate.isna().all()
+    assert (removed.note == "withheld: nothing to remove at baseline").all()
 
 
 def test_known_removal_is_recovered():

@@ -5,6 +5,7 @@ import csv
 import re
 import shutil
 from collections import Counter
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -39,7 +40,11 @@ def dumps(tmp_path_factory):
         ).dataset
         for name, options in {"some": {}, "weak": {"strength": 0}}.items()
     }
-    made["some"].attrs |= {"model": "a <model> & more", "weights_sha256": "abc123", "bos_token": "<s>"}
+    made["some"].attrs |= {
+        "model": "a <model> & {more}, read-only kind",
+        "weights_sha256": "abc123",
+        "bos_token": "<s>",
+    }
     return {name: write_dump(ds, folder / f"{name}.h5") for name, ds in made.items()}
 
 
@@ -154,7 +159,9 @@ class TestStructure:
 
     def test_names_are_escaped(self, page):
         text = page.read_text(encoding="utf-8")
-        assert "a &lt;model&gt; &amp; more" in text
+        assert "a &lt;model&gt; &amp; {more}, read-only kind, 24 sequences" in text
+        assert "<title>Absolute position in a &lt;model&gt; &amp; {more}, read-only kind, simulated</title>" in text
+        assert 'class="warning"' not in text  # 24 documents are enough, whatever a name says
         assert "<model>" not in text
 
     def test_downloads_are_the_files(self, read, folder):
@@ -244,7 +251,9 @@ class TestNumbers:
         assert again.read_bytes() == page.read_bytes()
 
     def test_without_a_ledger_the_page_says_so(self, folder, dumps, config, tmp_path):
-        results = read_results(folder, dumps, [name for name in QUESTIONS if name != "claims"])
+        copy, files = shutil.copytree(folder, tmp_path / "copy"), tuple(name for name in FILES if name != "claims.py")
+        run_analyses(replace(config, analyses=AnalysesConfig(files)), dumps, copy, show=False)
+        results = read_results(copy, dumps, [Path(name).stem for name in files])
         text = write_report(results, config, tmp_path / "r.html").read_text(encoding="utf-8")
         assert "There is no ledger of claims among these results" in text
 
@@ -267,6 +276,32 @@ class TestNumbers:
         assert "p: two-sided test of &quot;the share is 0&quot;." in heads
 
 
+@pytest.mark.filterwarnings("ignore::posstats.errors.FewDocumentsWarning")
+def test_dumps_and_tables_of_any_name(tmp_path, monkeypatch):
+    monkeypatch.setattr(analysis, "_computed", lambda tasks, *_: ((task, analysis._compute(task)) for task in tasks))
+    for question in ("mine", "other"):
+        (tmp_path / f"{question}.py").write_text(
+            "import pandas as pd\nfrom posstats.findings import Findings\nfrom posstats.tables import Table\n"
+            "def analyse(ds, inference):\n"
+            f"    frame = pd.DataFrame({{'layer': [0, 1], 'estimate': [0.25, 0.5]}})\n"
+            f"    return Findings({{'same': Table(frame, 'Of {question}: C_{{ij}}', notes=('p: of {{x}}.',))}})\n"
+        )
+    ds = ps.simulate(n=6, length=20, heads=1, offsets=(0, 1), seed=0).dataset
+    dumps = {name: write_dump(ds, tmp_path / f"{name}.h5") for name in ("α", "β", "headline.x")}
+    config = AnalysisConfig(analyses=AnalysesConfig(("mine.py", "other.py")), folder=tmp_path)
+    (tmp_path / "results" / "α" / "mine" / "a folder").mkdir(parents=True)  # of somebody else: it stays
+    run_analyses(config, dumps, tmp_path / "results", show=False)
+    run_analyses(replace(config, inference=InferenceConfig(seed=1)), dumps, tmp_path / "results", show=False)
+    page = write_report(read_results(tmp_path / "results", dumps, ["mine", "other"]), config, tmp_path / "r.html")
+    text = page.read_text(encoding="utf-8")
+    ids = Reader(text).ids
+    assert len(set(ids)) == len(ids)
+    assert text.count("Of mine: C_{ij}") == text.count("Of other: C_{ij}") > 0
+    assert text.count("only 6 documents: intervals are reliable from 24 on.</p>") >= 3
+    assert 'download="α-same.csv"' in text
+    assert 'download="α-other-same.csv"' in text
+
+
 class TestRefusals:
     def test_no_results(self, tmp_path, dumps):
         with pytest.raises(InputError, match="run posstats analyze first"):
@@ -279,6 +314,28 @@ class TestRefusals:
         with pytest.raises(InputError, match=r"removal\.csv has changed") as found:
             read_results(copy, dumps, QUESTIONS)
         assert str(found.value).count("run posstats analyze again") == 1
+
+    @pytest.mark.parametrize("ending", ["csv", "md"])
+    def test_a_headline_number_that_was_edited(self, folder, dumps, tmp_path, ending):
+        copy = shutil.copytree(folder, tmp_path / "copy")
+        path = copy / f"headline.{ending}"
+        text = path.read_text()
+        row = next(line for line in text.splitlines() if "mask share" in line)
+        number = re.search(r"\d\.\d+", row)[0]
+        path.write_text(text.replace(row, row.replace(number, "9" + number[1:], 1)))
+        with pytest.raises(InputError, match=r"the headline table .* is not that of the answers about some"):
+            read_results(copy, dumps, QUESTIONS)
+
+    def test_a_headline_of_other_questions(self, folder, dumps):
+        with pytest.raises(InputError, match="is not that of the answers"):
+            read_results(folder, dumps, QUESTIONS[:2])
+
+    @pytest.mark.parametrize("content", ["{", "[]", '{"digest": "a", "files": []}', '{"digest": "a", "files": {}}'])
+    def test_a_damaged_manifest(self, folder, dumps, tmp_path, content):
+        copy = shutil.copytree(folder, tmp_path / "copy")
+        (copy / "some" / "removal" / "manifest.json").write_text(content)
+        with pytest.raises(InputError, match=r"removal are not whole.*run posstats analyze again"):
+            read_results(copy, dumps, QUESTIONS)
 
     def test_another_recording(self, folder, dumps, tmp_path):
         other = write_dump(ps.simulate(n=25, length=32, offsets=(0, 1), seed=0).dataset, tmp_path / "o.h5")
@@ -331,8 +388,10 @@ class TestCommand:
         assert re.search(r"^posstats: .*some\.h5 is another recording than .*run posstats analyze again$", err)
         assert not (tmp_path / "here").exists()
 
-    def test_other_settings_are_refused(self, report):
-        code, out, err = report(seed=8)
+    @pytest.mark.parametrize("there", [True, False])
+    def test_other_settings_are_refused(self, report, dumps, tmp_path, there):
+        paths = dumps if there else {name: tmp_path / path.name for name, path in dumps.items()}
+        code, out, err = report(seed=8, dumps=paths)
         assert (code, out) == (2, "")
         assert "were computed with other settings" in err
 

@@ -12,6 +12,7 @@ import pytest
 import posstats as ps
 from posstats.columns import COLUMNS
 from posstats.decoders import decode
+from posstats.report.reading import read_table
 from posstats.tables import Table, significant, table_of, to_csv, to_latex, to_markdown, to_text, write_table
 
 
@@ -139,6 +140,24 @@ def test_latex_escapes_whatever_a_name_holds():
     assert r"$1.00 \times 10^{-12}$" in text
     assert r"$-3.00 \times 10^{-5}$" in text
     assert r"\caption{50\% of C\_1 \& more}" in text
+
+
+def test_text_in_latex_is_text_whatever_it_looks_like():
+    frame = pd.DataFrame({"dump": ["1_0", "1e5", "nan", "[a, b, c]", "a|b", "-3"], "estimate": [-0.5] * 6})
+    text = to_latex(Table(frame, "names"))
+    for cell in (r"1\_0", "1e5", "nan", "{[}a, b, c]", r"a\textbar{}b", "-3"):
+        assert f"\n{cell} & $-0.500$ \\\\" in text
+
+
+@pytest.mark.parametrize("separator", ["\n", "\u2028", "\x0b"])
+def test_a_name_of_several_lines_stays_in_its_cell(separator, tmp_path):
+    name = f"two{separator}lines"
+    table = Table(pd.DataFrame({"dump": [name], "estimate": [0.5]}), f"About {name}", notes=(f"{name}: {name}.",))
+    write_table(table, tmp_path, "t")
+    read = read_table(tmp_path, "t")
+    assert (read.title, read.notes) == ("About two lines", ("two lines: two lines.",))
+    assert (read.shown[0]["dump"], read.raw[0]["dump"]) == ("two lines", name)
+    assert "two lines & 0.500" in to_latex(table)
 
 
 def test_markdown_escapes_pipes():

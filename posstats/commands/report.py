@@ -37,9 +37,8 @@ def report(
 
     settings, paths, folder = asked(dumps, config, profile, model, results)
     found = read_results(folder, paths, [Path(name).stem for name in settings.analyses.files])
-    there = {name: path for name, path in paths.items() if path.is_file()}
     with reporting(quiet):
-        outdated = outdated_answers(settings, there, folder)
+        outdated = outdated_answers(settings, paths, folder)
     page = write_report(found, settings, out or folder / "report.html", outdated=outdated)
     if not quiet:
         typer.echo(f"report: {page}")

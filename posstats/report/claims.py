@@ -46,7 +46,7 @@ def _ledger(table: WrittenTable, dump: str) -> str:
             f'<details id="{identifier("ledger", dump, *which)}"><summary>The ledger: every part of every criterion, '
             f"with the numbers its verdict follows from</summary>{shown}</details>"
         )
-    return "".join(parts) + paragraphs(table.notes) + downloads(table, dump)
+    return "".join(parts) + paragraphs(table.notes) + downloads(table, f"{dump}-{table.name}")
 
 
 def _badge(row: dict[str, str]) -> str:

@@ -29,7 +29,7 @@ def identifier(*parts: str) -> str:
     >>> identifier("figure", "random", "shares_by_layer")
     'figure-random-shares-by-layer'
     """
-    return re.sub(r"[^a-z0-9]+", "-", "-".join(parts).lower()).strip("-")
+    return re.sub(r"[\W_]+", "-", "-".join(parts).lower()).strip("-")
 
 
 def paragraphs(lines: Iterable[str], kind: str = "note") -> str:
@@ -109,11 +109,10 @@ def framed(caption: str, head: str, body: str, kind: str = "") -> str:
     )
 
 
-def downloads(table: WrittenTable, prefix: str, endings: Sequence[str] = tuple(_FORMATS)) -> str:
-    """Return links that hold the files of a table themselves."""
+def downloads(table: WrittenTable, name: str, endings: Sequence[str] = tuple(_FORMATS)) -> str:
+    """Return links that hold the files of a table themselves, to be saved under a name."""
     links = [
-        f'<a download="{escape(f"{prefix}-{table.name}.{ending}")}" href="{data_uri(table.file(ending))}">'
-        f"{_FORMATS[ending]}</a>"
+        f'<a download="{escape(f"{name}.{ending}")}" href="{data_uri(table.file(ending))}">{_FORMATS[ending]}</a>'
         for ending in endings
         if table.file(ending).is_file()
     ]

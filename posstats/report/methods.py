@@ -64,7 +64,8 @@ def methods_paragraph(results: Results, config: AnalysisConfig) -> str:
         "mean logit at that offset), mask (the log denominator that these mean logits alone would give), and the "
         "residual-stream terms sink, logit drift and denominator drift. "
     )
-    text += "".join(sentence for table, sentence in _SENTENCES.items() if table in names)
+    alpha = f"{1 - results.level:.2g}"
+    text += "".join(sentence.format(alpha=alpha) for table, sentence in _SENTENCES.items() if table in names)
     intervals = _grouped((table.title, note) for table in tables for note in table.notes if "% intervals: " in note)
     text += "The resampling unit of every interval and test is the document. "
     text += f"All intervals are {100 * results.level:g}% intervals"
@@ -81,7 +82,7 @@ def methods_paragraph(results: Results, config: AnalysisConfig) -> str:
         f"All draws are seeded (seed {inference.seed}). The estimators are those of posstats; they are not the metric "
         "of arXiv:2606.06160, whose claims they are put to."
     )
-    return text.format(alpha=f"{1 - results.level:.2g}")
+    return text
 
 
 def citation(version: str) -> str:
@@ -94,7 +95,7 @@ def citation(version: str) -> str:
 
 
 def _recorded(name: str, described: str, recording: Recording | None) -> str:
-    """One sentence on a dump; curly brackets in names must survive the formatting that follows."""
+    """One sentence on a dump."""
     text = f"Recording {name}: {described}"
     if recording is not None:
         attributes, sizes = recording.attributes, recording.sizes
@@ -110,7 +111,7 @@ def _recorded(name: str, described: str, recording: Recording | None) -> str:
         ]  # fmt: skip
         facts += [f"recorded with {', '.join(made)}"] if made else []
         text += f"; {'; '.join(facts)}"
-    return text.replace("{", "{{").replace("}", "}}") + ". "
+    return f"{text}. "
 
 
 def _common(notes: Iterable[str]) -> str:

@@ -1,5 +1,6 @@
 """The page itself: what is in it, in which order."""
 
+import re
 from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
@@ -16,6 +17,8 @@ from posstats.report.heads import heads_html
 from posstats.report.methods import citation, methods_paragraph
 from posstats.report.reading import Results, WrittenTable
 
+#: What the description of a dump ends with where intervals rest on few or repeated documents.
+_FEW = re.compile(r"; ((?:\d+ of \d+ documents have |only \d+ documents: )[^;]*(?:; only \d+ documents: [^;]*)?)$")
 #: Beginning of a headline quantity -> what it says, for the tiles on top.
 _TILES = {
     "leakage": "how much absolute position log attention carries, over all heads and layers",
@@ -56,7 +59,7 @@ def write_report(results: Results, config: AnalysisConfig, path: Path, *, outdat
         "citation": ("Citation", _citation()),
         "environment": ("Environment", environment_html(results)),
     }
-    models = dict.fromkeys(text.split(", ")[0] for text in results.described.values())
+    models = dict.fromkeys(re.split(r", \d+ sequences of ", text)[0] for text in results.described.values())
     page = Template((source / "page.html").read_text(encoding="utf-8")).substitute(
         title=escape(f"Absolute position in {', '.join(models)}"),
         style=(source / "page.css").read_text(encoding="utf-8"),
@@ -79,7 +82,7 @@ def write_report(results: Results, config: AnalysisConfig, path: Path, *, outdat
 
 
 def _warnings(results: Results, outdated: Sequence[str]) -> str:
-    few = [f"{name}: {text[at:]}." for name, text in results.described.items() if (at := text.find("only ")) >= 0]
+    few = [f"{name}: {found[1]}." for name, text in results.described.items() if (found := _FEW.search(text))]
     missing = [f"Not among these results: {', '.join(results.missing)}."] if results.missing else []
     stale = [f"Computed with code or library versions that have changed since: {', '.join(outdated)}."]
     stale = stale if outdated else []
@@ -95,7 +98,7 @@ def _headline(results: Results) -> str:
             f'<ul class="tiles">{"".join(_tile(table, row, results.level) for row in rows)}</ul>',
             table_html(table, f"Headline numbers of {name}", rows=rows, leave_out=["dump"], kind="cards"),
         ]
-    return "".join(parts) + paragraphs(table.notes) + downloads(table, results.folder.name)
+    return "".join(parts) + paragraphs(table.notes) + downloads(table, f"{results.folder.name}-{table.name}")
 
 
 def _tile(table: WrittenTable, row: int, level: float) -> str:
@@ -132,9 +135,10 @@ def _heads(results: Results) -> str:
             continue
         parts += [f"<h3>{escape(name)}</h3>", found]
         parts.append(paragraphs(["Every number by head, condition and term, of which the table shows the baseline's:"]))
-        for table in filter(_by_head, tables.values()):
-            parts.append(paragraphs([f"{table.title} ({table.name}). {' '.join(table.notes)}"]))
-            parts.append(downloads(table, name, ["csv"]))
+        for key, table in tables.items():
+            if _by_head(table):
+                parts.append(paragraphs([f"{table.title} ({key}). {' '.join(table.notes)}"]))
+                parts.append(downloads(table, f"{name}-{key}", ["csv"]))
     return "".join(parts) or '<p class="absent">No table among these results is by head.</p>'
 
 
@@ -143,15 +147,15 @@ def _tables(results: Results) -> str:
     parts = []
     for name in results.described:
         parts.append(f"<h3>{escape(name)}</h3>")
-        for table in results.tables(name).values():
+        for key, table in results.tables(name).items():
             used |= dict.fromkeys(table.headings)
-            if _by_head(table) or table.name == "claims":
+            if _by_head(table) or key == "claims":
                 continue
             parts.append(
-                f'<details id="{identifier("table", name, table.name)}"><summary>{escape(table.title)} '
-                f"({escape(table.name)}, {len(table.raw)} rows)</summary>"
-                f"{table_html(table, f'{table.title}: {table.name} of {name}')}{paragraphs(table.notes)}"
-                f"{downloads(table, name)}</details>"
+                f'<details id="{identifier("table", name, key)}"><summary>{escape(table.title)} '
+                f"({escape(key)}, {len(table.raw)} rows)</summary>"
+                f"{table_html(table, f'{table.title}: {key} of {name}')}{paragraphs(table.notes)}"
+                f"{downloads(table, f'{name}-{key}')}</details>"
             )
     meanings = "".join(
         f"<div><dt>{escape(column.replace('_', ' '))}</dt><dd>{escape(COLUMNS[column])}</dd></div>"

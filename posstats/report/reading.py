@@ -8,19 +8,25 @@ import csv
 import hashlib
 import json
 import logging
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from posstats.analysis import changes
 from posstats.config import AnalysisConfig
 from posstats.errors import InputError
 from posstats.store import open_dump
+from posstats.views import interval_cells, significant
 
 logger = logging.getLogger(__name__)
 
+#: Columns of the headline table that its lines must agree in.
+_LINE = ("quantity", "unit", "estimate", "low", "high", "p", "q", "note")
 _AGAIN = "run posstats analyze again"
 
 
@@ -75,6 +81,8 @@ class Answer:
         Name of the dump, and of the analysis file.
     digest : str
         Of everything the answer rests on.
+    headline : tuple of dict
+        Its lines of the headline table.
     tables : dict of str to WrittenTable
     figures : dict of str to Path
         File name without ending -> the PNG; the PDF lies beside it.
@@ -83,6 +91,7 @@ class Answer:
     dump: str
     question: str
     digest: str
+    headline: tuple[dict[str, Any], ...]
     tables: dict[str, WrittenTable]
     figures: dict[str, Path]
 
@@ -143,8 +152,12 @@ class Results:
     missing: tuple[str, ...] = field(default=())
 
     def tables(self, dump: str) -> dict[str, WrittenTable]:
-        """Tables of one dump by name."""
-        return {name: table for one in self.answers if one.dump == dump for name, table in one.tables.items()}
+        """Tables of one dump by name; of a name that was taken, by question and name."""
+        found: dict[str, WrittenTable] = {}
+        for one in self.answers:
+            for name, table in one.tables.items() if one.dump == dump else ():
+                found[f"{one.question}-{name}" if name in found else name] = table
+        return found
 
 
 def read_results(folder: Path, dumps: Mapping[str, Path], questions: Sequence[str]) -> Results:
@@ -192,6 +205,7 @@ def read_results(folder: Path, dumps: Mapping[str, Path], questions: Sequence[st
                 missing.append(f"{question} of {name}")
             else:
                 answers.append(answer)
+    _check_headline(headline, folder, {name: [one for one in answers if one.dump == name] for name in dumps}, missing)
     return Results(
         folder, headline, float(level[1]) / 100, described, recordings, tuple(answers), tuple(missing)
     )  # fmt: skip
@@ -207,7 +221,7 @@ def outdated_answers(config: AnalysisConfig, dumps: Mapping[str, Path], folder: 
     ----------
     config : AnalysisConfig
     dumps : mapping of str to Path
-        Name of a dump -> its file, of those that are there.
+        Name of a dump -> its file, which may be absent.
     folder : Path
         Of the results.
 
@@ -273,7 +287,7 @@ def read_table(folder: Path, name: str) -> WrittenTable:
     try:
         with (folder / f"{name}.csv").open(encoding="utf-8", newline="") as file:
             columns, *rows = csv.reader(file)
-        lines = (folder / f"{name}.md").read_text(encoding="utf-8").splitlines()
+        lines = (folder / f"{name}.md").read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError, ValueError) as error:
         raise InputError(f"cannot read the table {folder / name} as CSV and Markdown: {error}; {_AGAIN}") from error
     grid = [_cells(line) for line in lines if line.startswith("|")]
@@ -310,8 +324,10 @@ def _answer(folder: Path, dump: str, question: str) -> Answer | None:
     try:
         record = json.loads(manifest.read_text(encoding="utf-8"))
         digest, files = str(record["digest"]), dict(record["files"])
+        headline = tuple(dict(line) for line in record["headline"])
         contents = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in files}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        dict(record["rests_on"])  # what :func:`posstats.analysis.changes` looks at
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"the results in {folder} are not whole: {error}; {_AGAIN}") from error
     for name, expected in files.items():
         if contents[name] != expected:
@@ -321,9 +337,49 @@ def _answer(folder: Path, dump: str, question: str) -> Answer | None:
         dump,
         question,
         digest,
+        headline,
         {path.stem: read_table(folder, path.stem) for path in paths if path.suffix == ".csv"},
         {path.stem: path for path in paths if path.suffix == ".png"},
     )
+
+
+def _check_headline(
+    headline: WrittenTable, folder: Path, answers: Mapping[str, Sequence[Answer]], missing: Sequence[str]
+) -> None:
+    """Raise InputError unless the lines of the headline table are those of the answers, as they were rounded."""
+    for name, found in answers.items():
+        rows = headline.find(dump=name)
+        raw = [_line(headline.raw[row]) for row in rows]
+        expected = [_line(line) for one in found for line in one.headline]
+        # Where an answer is missing, so is what its lines could be compared with.
+        same = all(line in raw for line in expected) if missing else raw == expected
+        shown = all(
+            headline.shown[row]["estimate"] == significant(_number(headline.raw[row]["estimate"])) for row in rows
+        )
+        shown &= all(headline.shown[row]["low"] == _limits(headline.raw[row]) for row in rows)
+        if not (same and shown):
+            raise InputError(
+                f"the headline table in {folder} is not that of the answers about {name} that lie beside it; {_AGAIN}"
+            )
+
+
+def _limits(row: Mapping[str, str]) -> str:
+    limits = {name: [_number(row[name])] for name in ("low", "high")}
+    return interval_cells(pd.DataFrame(limits))[0]
+
+
+def _line(line: Mapping[str, Any]) -> dict[str, str]:
+    """A line of the headline table, its numbers as CSV spells them."""
+    return {name: _spelled(line[name]) for name in _LINE}
+
+
+def _spelled(value: Any) -> str:
+    return "" if isinstance(value, float) and math.isnan(value) else str(value)
+
+
+def _number(text: str) -> float | int:
+    """The number that a cell of CSV spells."""
+    return int(text) if re.fullmatch(r"-?\d+", text) else float(text or "nan")
 
 
 def _recording(path: Path) -> Recording:

@@ -326,7 +326,7 @@ class Truth:
         """1 - residual magnitude under the condition / at baseline, ratio of sums over heads and layers."""
         total = np.nansum(self.magnitude(RESIDUAL, queries), axis=(1, 2))
         baseline = total[self.conditions.index(BASELINE)]
-        return float(1 - total[self.conditions.index(condition)] / baseline)
+        return float(1 - total[self.conditions.index(condition)] / baseline) if baseline > 0 else np.nan
 
     def slope(self, term: str, queries: ArrayLike | None = None) -> Array:
         """Least-squares slope on log2(i + 1) with a level per offset, (condition, layer, head), nats per doubling."""

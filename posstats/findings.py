@@ -1,0 +1,93 @@
+"""What an analysis file returns: tables, figures, and its lines of the headline table."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from matplotlib.axes import Axes
+
+from posstats.errors import InputError
+from posstats.results import Result
+from posstats.tables import Table, rests_on
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """One line of the headline table.
+
+    Attributes
+    ----------
+    quantity : str
+        What is estimated.
+    unit : str
+        Unit of the estimate and its interval.
+    estimate : int or float
+    low, high, p, q : float
+        Interval and tests; NaN where there are none.
+    note : str
+        What is to be kept in mind.
+    rests_on : dict of str to str
+        What the headline table says below its rows: :func:`posstats.tables.rests_on` of the result it was taken from.
+    """
+
+    quantity: str
+    unit: str
+    estimate: float
+    low: float = float("nan")
+    high: float = float("nan")
+    p: float = float("nan")
+    q: float = float("nan")
+    note: str = ""
+    rests_on: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def absent(cls, quantity: str, unit: str, why: str) -> "Quantity":
+        """Make a line of a quantity that the dump does not support, with the reason in place of the number."""
+        return cls(quantity, unit, float("nan"), note=why)
+
+    @classmethod
+    def of(cls, quantity: str, unit: str, result: Result, /, **where: object) -> "Quantity":
+        """Take the one row of a result whose key columns have the given values."""
+        table = result.table
+        for name, value in where.items():
+            table = table[table[name] == value]
+        if len(table) != 1:
+            raise InputError(f"{quantity}: {len(table)} rows of {result.title} match {where}, not one")
+        row = table.iloc[0]
+        numbers = {name: float(row[name]) for name in ("estimate", "low", "high", "p", "q") if name in row}
+        return cls(quantity, unit, **numbers, note=str(row.get("note", "")), rests_on=rests_on(result))
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What an analysis file returns.
+
+    Attributes
+    ----------
+    tables : dict of str to Result or Table
+        File name without ending -> table.
+    figures : dict of str to matplotlib.axes.Axes
+        File name without ending -> axes of the figure.
+    headline : sequence of Quantity
+        Its lines of the headline table.
+    closing : Table, optional
+        Shown after the headline table.
+    """
+
+    tables: Mapping[str, Result | Table] = field(default_factory=dict)
+    figures: Mapping[str, Axes] = field(default_factory=dict)
+    headline: Sequence[Quantity] = ()
+    closing: Table | None = None
+
+    def __post_init__(self) -> None:
+        for name in (*self.tables, *self.figures):
+            if Path(name).name != name or name.startswith("."):
+                raise InputError(f"{name!r} cannot be the name of a file, which a table or figure has without ending")
+        asked = [
+            ("tables", "Result or Table", [isinstance(one, Result | Table) or one for one in self.tables.values()]),
+            ("figures", "Axes", [isinstance(one, Axes) or one for one in self.figures.values()]),
+            ("headline", "Quantity", [isinstance(one, Quantity) or one for one in self.headline]),
+        ]
+        for what, kind, found in asked:
+            for wrong in (one for one in found if one is not True):
+                raise InputError(f"{what} of Findings hold {kind}, not {type(wrong).__name__}")
