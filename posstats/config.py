@@ -4,7 +4,6 @@ What changes results (`model`, `sequences`, `dumps`, `record`, `inference`, `ana
 is done (`run`).
 """
 
-import hashlib
 import re
 import tomllib
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from posstats.errors import InputError
+from posstats.naming import model_label, own_folder, place_label, plain
 from posstats.spelling import parse_conditions
 from posstats.strict import merged, section, table
 from posstats.vocabulary import BASELINE, DEFAULT_LENGTH, DEFAULT_OFFSETS, DEFAULT_SEQUENCES, MINIMUM_DOCUMENTS
@@ -266,18 +266,14 @@ class AnalysisConfig:
 
     @property
     def slug(self) -> str:
-        """The model's name, with what was changed in it, as part of a file name."""
-        model = self.model
-        parts = [model.name]
+        """The model's name, with what was changed in it and the BOS token chosen for it, as part of a file name."""
+        model, token = self.model, self.sequences.bos_token
+        parts = [model_label(model.name, ModelConfig().name)]
         parts += [] if model.ntk_factor is None else [f"ntk-{model.ntk_factor:g}"]
         parts += [] if model.sliding_window is None else [f"window-{model.sliding_window}"]
-        parts += [] if model.adapter is None else [f"adapted-{Path(model.adapter).name}"]
-        name = "-".join(parts)
-        slug = re.sub(r"[^A-Za-z0-9._]+", "-", name).strip("-.").lower()
-        if re.fullmatch(r"[A-Za-z0-9._/\- ]*", name):
-            return slug
-        # Of what letters of other scripts and signs leave, a digest tells the names apart.
-        return f"{slug}-{hashlib.sha256(name.encode()).hexdigest()[:8]}".lstrip("-")
+        parts += [] if model.adapter is None else [f"adapted-{place_label(Path(model.adapter))}"]
+        parts += [] if token is None else [f"bos-{plain(str(token))}"]
+        return "-".join(parts)
 
 
 #: Section -> its class; `dumps` holds one table per dump.
@@ -307,7 +303,8 @@ def load_config(path: str | Path, profile: str | None = None, model: str | None 
     Returns
     -------
     AnalysisConfig
-        Checked values; what the file leaves out has its default.
+        Checked values; what the file leaves out has its default. Dumps and results of a file that is not called
+        default.toml have a folder of its name below those it names.
 
     Raises
     ------
@@ -343,6 +340,9 @@ def load_config(path: str | Path, profile: str | None = None, model: str | None 
             raise InputError(
                 f'the conditions of [dumps.{name}] must contain "{BASELINE}", which the others are compared with'
             )
+    run = config.run
+    run = replace(run, dumps=own_folder(run.dumps, path), results=own_folder(run.results, path))
+    config = replace(config, run=run)
     return config if model is None else replace(config, model=replace(config.model, name=model, revision=None))
 
 

@@ -357,27 +357,35 @@ class TestAnalyze:
         assert code == 0, err
         assert "finished leakage of one" in err
         assert re.search(r"^one +leakage +nats² ", out, re.MULTILINE)
-        results = sorted(file.relative_to(tmp_path / "results") for file in (tmp_path / "results").rglob("*.*"))
+        # A configuration that is not default.toml has folders of its own name.
+        folder = tmp_path / "results" / "config"
+        results = sorted(file.relative_to(folder) for file in folder.rglob("*.*") if file.is_file())
         model = results[0].parts[0]
         assert [file.as_posix().removeprefix(f"{model}/") for file in results] == [
             "headline.csv", "headline.md", "headline.tex",
             "one/leakage/leakage.csv", "one/leakage/leakage.md", "one/leakage/leakage.tex", "one/leakage/manifest.json",
         ]  # fmt: skip
-        written = {file: (tmp_path / "results" / file).stat().st_mtime_ns for file in results[3:]}
+        written = {file: (folder / file).stat().st_mtime_ns for file in results[3:]}
 
         again = run("analyze", "--config", path)
         assert again[:2] == (0, out)
         assert "reus" in again[2]
         assert "results are current" in again[2]
-        assert {file: (tmp_path / "results" / file).stat().st_mtime_ns for file in results[3:]} == written
+        assert {file: (folder / file).stat().st_mtime_ns for file in results[3:]} == written
 
         # A changed setting dumps again, without being asked.
         code, changed, err = run("analyze", "--config", config(n=7))
         assert code == 0
         assert changed != out
         assert "reus" not in err
-        with ps.open_dump(next((tmp_path / "dumps").glob("*.h5"))) as dataset:
+        dump = next((tmp_path / "dumps" / "config").glob("*.h5"))
+        assert f"replacing {dump}, which was recorded with other settings (different: number of sequences)" in err
+        with ps.open_dump(dump) as dataset:
             assert dataset.sizes["sequence"] == 7
+        out = run("analyze", "--config", path, "--dry-run")[1]
+        assert "would be reused" in out
+        out = run("analyze", "--config", config(n=6), "--dry-run")[1]
+        assert f"{dump}: would be recorded, and would replace the file there, which was recorded with other" in out
 
     def test_dumps_are_analysed_as_they_are(self, run, folder, config, tmp_path):
         arguments = ["analyze", folder / "simulated.h5", "--config", config(), "--results", tmp_path / "mine"]
