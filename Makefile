@@ -15,6 +15,8 @@ CONFIG ?= analyses/default.toml
 PROFILE ?=
 # Empty for the model of the configuration, or a local folder, a .gguf file or a hub id.
 MODEL ?=
+# Empty for the tokenizer's own BOS token, or which token is to stand at position 0, such as BOS_TOKEN='<|endoftext|>'.
+BOS_TOKEN ?=
 # Processes that run at once, of the tests and of the calibration.
 JOBS ?= 2
 # Simulated data sets per cell of the calibration.
@@ -33,11 +35,14 @@ TORCH := $(shell sed -n 's/^\(torch==.*\)/\1/p' constraints.txt)
 .PHONY: analyze report test calibrate bench train claims lint clean
 .DELETE_ON_ERROR:
 
+WHAT = --config "$(CONFIG)" $(if $(PROFILE),--profile "$(PROFILE)") $(if $(MODEL),--model "$(MODEL)") \
+	$(if $(BOS_TOKEN),--bos-token '$(BOS_TOKEN)')
+
 analyze: $(VENV)/.ready
-	$(BIN)/posstats analyze --config $(CONFIG) $(if $(PROFILE),--profile $(PROFILE)) $(if $(MODEL),--model "$(MODEL)")
+	$(BIN)/posstats analyze $(WHAT)
 
 report: analyze
-	$(BIN)/posstats report --config $(CONFIG) $(if $(PROFILE),--profile $(PROFILE)) $(if $(MODEL),--model "$(MODEL)")
+	$(BIN)/posstats report $(WHAT)
 
 test: $(VENV)/.ready-test
 	$(BIN)/python -m pytest -n $(JOBS)

@@ -142,6 +142,15 @@ def test_mistakes_are_named(written, text, message):
         written(text)
 
 
+def test_the_section_that_is_wrong_is_named_whether_a_profile_is_chosen_or_not(written):
+    profile = "[profile.quick.sequences]\nn = 7\n"
+    for chosen in (None, "quick"):
+        with pytest.raises(InputError, match=r"^\[dumps.text\] has no key 'offsets'"):
+            written(f"[dumps.text]\noffsets = [0]\n{profile}", profile=chosen)
+        with pytest.raises(InputError, match=r"^profile.quick: \[sequences\] has no key 'm'"):
+            written(f"[dumps.text]\n{profile}m = 3\n", profile=chosen)
+
+
 def test_a_whole_number_will_do_for_a_number(written):
     with pytest.raises(InputError, match=r"level must lie between 0 and 1, not 1\.0"):
         written("[dumps.one]\n[inference]\nlevel = 1")

@@ -1,0 +1,118 @@
+"""A model of one's own through make and the command line: where its BOS token, its length and its results come from."""
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import transformers
+
+from tests import tiny
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A tiny model whose tokenizer has no BOS token, as that of Qwen has none."""
+    folder = tmp_path_factory.mktemp("own") / "model"
+    tiny.build("qwen2", max_position_embeddings=64).save_pretrained(folder)
+    backend = tiny.tokenizer().backend_tokenizer
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=backend, eos_token="<eos>", pad_token="<pad>"
+    ).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def config(model, tmp_path):
+    """A configuration that asks one question of it."""
+    shutil.copy(ROOT / "analyses" / "leakage_shares.py", tmp_path)
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        f'[model]\nname = "{model}"\n[sequences]\nn = 6\nlength = 16\n[dumps.one]\n[record]\noffsets = [0, 1]\n'
+        '[inference]\nmethod = "jackknife"\nn_permutations = 19\n[analyses]\nfiles = ["leakage_shares.py"]\n'
+        f'[run]\ndumps = "{tmp_path / "dumps"}"\nresults = "{tmp_path / "results"}"\n'
+    )
+    return path
+
+
+class TestBosToken:
+    def test_analysed_and_reported_with_the_token_that_is_named(self, run, config, tmp_path):
+        code, out, err = run("analyze", "--config", config)
+        assert (code, out) == (2, "")
+        for said in ("--bos-token", "BOS_TOKEN=", "sequences.bos_token", "ends a text", "<eos>"):
+            assert said in err
+
+        code, out, err = run("analyze", "--config", config, "--bos-token", "<eos>")
+        assert code == 0, err
+        assert "BOS <eos>" in out
+        code, out, err = run("report", "--config", config, "--bos-token", "<eos>")
+        assert code == 0, err
+        page = Path(out.strip().removeprefix("report: "))
+        assert "BOS &lt;eos&gt;" in page.read_text(encoding="utf-8")
+
+        # Another token is another recording, which leaves the first as it is.
+        before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+        assert run("analyze", "--config", config, "--bos-token", 5, "-q")[0] == 0
+        assert all(file.read_bytes() == content for file, content in before.items())
+        code, out, err = run("report", "--config", config, "--bos-token", "w7")
+        assert (code, out) == (2, "")
+
+    def test_mistakes(self, run, config, tmp_path):
+        assert "'nothing' is not in the vocabulary" in run("analyze", "--config", config, "--bos-token", "nothing")[2]
+        named = run("analyze", tmp_path / "d.h5", "--config", config, "--bos-token", "<eos>")
+        assert named[0] == 2
+        assert "leave out --bos-token" in named[2]
+        config.write_text(config.read_text().replace("length", "bos = false\nlength"))
+        assert "bos = false asks for none" in run("analyze", "--config", config, "--bos-token", "<eos>")[2]
+
+
+class TestModels:
+    def test_its_bos_token_has_to_be_chosen(self, run, model):
+        out = run("models", model)[1]
+        assert "BOS token" in out
+        assert "has no BOS token: choose one, mostly the token that ends a text, by spelling or id (--bos-token" in out
+        assert "special tokens are <eos>, <|endoftext|>, <pad>" in out
+
+    def test_a_tokenizer_that_has_one_and_none(self, run, tmp_path):
+        tiny.build("llama").save_pretrained(tmp_path)
+        assert "holds no tokenizer" in run("models", tmp_path)[2]
+        tiny.tokenizer().save_pretrained(tmp_path)
+        assert json.loads(run("models", tmp_path, "--json")[1])["bos_token"] == "<bos>"
+
+    def test_files_of_a_tokenizer_that_are_missing(self, run, model, tmp_path):
+        for name in ("config.json", "model.safetensors", "tokenizer_config.json"):
+            shutil.copy(model / name, tmp_path)
+        (tmp_path / "tokenizer_config.json").write_text("{}")
+        code, out, err = run("models", tmp_path)
+        assert (code, out) == (2, "")
+        assert "this tokenizer has no ordinary tokens" in err
+        code, out, err = run("dump", tmp_path / "d.h5", "--model", tmp_path, "--no-bos", "-t", 16)
+        assert (code, out) == (2, "")
+        assert "are its files, such as tokenizer.json, beside" in err
+
+    def test_at_the_longest_length_that_the_model_allows(self, run, model):
+        code, out, err = run("models", model)
+        assert (code, err) == (0, "")
+        assert "a sequence of 64 tokens, the longest it allows, per condition" in out
+        assert json.loads(run("models", model, "--json")[1])["length"] == 64
+        assert "the longest" not in run("models", model, "-t", 64)[1]
+        assert run("models", model, "-t", 192)[0] == 2
+
+
+def make(*words, folder=ROOT):
+    return subprocess.run(["make", "-n", *words], cwd=folder, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("target", ["analyze", "report"])
+def test_make_quotes_what_it_hands_on(target):
+    answer = make(target, "MODEL=org/name", "BOS_TOKEN=<|endoftext|>", "PROFILE=quick")
+    assert answer.returncode == 0, answer.stderr
+    lines = answer.stdout.replace("\\\n", " ").splitlines()
+    command = next(line for line in lines if f"posstats {target} " in line).split()
+    assert command[2:] == [
+        "--config", '"analyses/default.toml"', "--profile", '"quick"', "--model", '"org/name"',
+        "--bos-token", "'<|endoftext|>'",
+    ]  # fmt: skip
