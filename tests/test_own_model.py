@@ -102,13 +102,13 @@ class TestModels:
         assert run("models", model, "-t", 192)[0] == 2
 
 
-def make(*words, folder=ROOT):
-    return subprocess.run(["make", "-n", *words], cwd=folder, capture_output=True, text=True, check=False)
+def make(*words):
+    return subprocess.run(["make", *map(str, words)], cwd=ROOT, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize("target", ["analyze", "report"])
 def test_make_quotes_what_it_hands_on(target):
-    answer = make(target, "MODEL=org/name", "BOS_TOKEN=<|endoftext|>", "PROFILE=quick")
+    answer = make("-n", target, "MODEL=org/name", "BOS_TOKEN=<|endoftext|>", "PROFILE=quick")
     assert answer.returncode == 0, answer.stderr
     lines = answer.stdout.replace("\\\n", " ").splitlines()
     command = next(line for line in lines if f"posstats {target} " in line).split()
@@ -116,3 +116,32 @@ def test_make_quotes_what_it_hands_on(target):
         "--config", '"analyses/default.toml"', "--profile", '"quick"', "--model", '"org/name"',
         "--bos-token", "'<|endoftext|>'",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("named", "what"),
+    [
+        ("MODEL=./none", "./none"),
+        ("MODEL=../no ne/x", "../no ne/x"),
+        ("MODEL=/none/at/all", "/none/at/all"),
+        ("MODEL=none/at/all", "none/at/all"),
+        ("MODEL=~/none", f"{Path.home()}/none"),
+        ("MODEL=none.gguf", "none.gguf"),
+        ("CONFIG=analyses/none.toml", "file analyses/none.toml"),
+        ("CONFIG=analyses", "file analyses"),
+    ],
+)
+def test_make_tells_what_is_not_there_before_it_installs_anything(named, what, tmp_path):
+    answer = make("analyze", named, f"VENV={tmp_path / 'venv'}")
+    assert (answer.returncode, answer.stdout) == (2, "")
+    said, its_own = answer.stderr.splitlines()
+    assert said.startswith(f"there is no {what}: {named.partition('=')[0]} is ")
+    assert its_own.startswith("make: ***")
+    assert not (tmp_path / "venv").exists()
+
+
+def test_make_leaves_hub_ids_and_what_is_there_alone(model, tmp_path):
+    (tmp_path / "a b.gguf").touch()
+    for named in ("", "org/name", "smollm2-135m", model, tmp_path / "a b.gguf", "./tests"):
+        answer = make("given", f"MODEL={named}")
+        assert (answer.returncode, answer.stderr) == (0, ""), named
