@@ -28,7 +28,7 @@ from posstats.vocabulary import BASELINE
 
 __all__ = [
     "SECTIONS", "SOURCES", "AnalysesConfig", "AnalysisConfig", "DumpConfig", "InferenceConfig", "ModelConfig",
-    "RecordConfig", "RunConfig", "SequencesConfig", "load_config", "options",
+    "RecordConfig", "RunConfig", "SequencesConfig", "load_config", "options", "profiles",
 ]  # fmt: skip
 
 
@@ -149,6 +149,15 @@ def load_config(
     if bos_token is not None:
         config = replace(config, sequences=replace(config.sequences, bos_token=bos_token))
     return config if model is None else replace(config, model=replace(config.model, name=model, revision=None))
+
+
+def profiles(path: str | Path) -> list[str]:
+    """Names of the profiles of a configuration, for completion: none where it cannot be read."""
+    try:
+        found = tomllib.loads(Path(path).read_text(encoding="utf-8")).get("profile", {})
+    except (OSError, ValueError):
+        return []
+    return list(found) if isinstance(found, Mapping) else []
 
 
 def _sections(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

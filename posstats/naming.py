@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 #: The configuration whose dumps and results lie in the folders that it names, in none of its own.
-DEFAULT_CONFIG = "default.toml"
+_DEFAULT = "default.toml"
 
 
 def plain(name: str) -> str:
@@ -57,7 +57,7 @@ def own_folder(folder: str, config: Path) -> str:
     >>> own_folder("data/mine", Path("analyses/mine.toml"))
     'data/mine'
     """
-    if config.name == DEFAULT_CONFIG or Path(folder).name == config.stem:
+    if config.name == _DEFAULT or Path(folder).name == config.stem:
         return folder
     return str(Path(folder) / config.stem)
 

@@ -13,7 +13,9 @@ import xarray as xr
 
 import posstats as ps
 from posstats.cli import app, main
+from posstats.commands.claims import ADJUSTMENTS
 from posstats.errors import InputError
+from posstats.stats.multiplicity import METHODS
 from posstats.store import parts_folder, write_dump
 from tests import tiny
 
@@ -101,17 +103,40 @@ class TestHelp:
         assert f"Usage: posstats {name}" in out
         assert re.search(rf"Examples:\n +posstats {name}", out)
 
-    def test_completion(self):
+    @pytest.mark.parametrize(
+        ("words", "values"),
+        [
+            ("dump x.h5 --dtype float", ["float32", "float64", "float16"]),
+            ("claims x.h5 --adjust b", ["bh", "by"]),
+            ("analyze --profile q", ["quick"]),
+            ("report --config mine.toml --profile ", ["slow", "slower"]),
+            ("analyze --config none.toml --profile ", []),
+        ],
+    )
+    def test_completion(self, tmp_path, words, values):
+        """As the shell asks for it, in a clone's folder; nothing heavy is imported for it."""
+        (tmp_path / "analyses").mkdir()
+        (tmp_path / "analyses" / "default.toml").write_text("[profile.quick.run]\n[profile.full.run]\n")
+        (tmp_path / "mine.toml").write_text("[profile.slow.run]\n[profile.slower.run]\n")
+        given = ["posstats", *words.split(" ")]
         asked = {
             "_POSSTATS_COMPLETE": "complete_bash",
-            "COMP_WORDS": "posstats dump x.h5 --dtype float",
-            "COMP_CWORD": "4",
+            "COMP_WORDS": " ".join(given),
+            "COMP_CWORD": str(len(given) - 1),
         }
-        code = "import sys; from posstats.cli import main; sys.argv = ['posstats']; main()"
-        answer = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ | asked
+        code = (
+            "import sys\nfrom posstats.cli import main\nsys.argv = ['posstats']\ntry:\n    main()\nfinally:\n"
+            "    print({'torch', 'scipy', 'pandas', 'xarray'} & set(sys.modules), file=sys.stderr)"
         )
-        assert answer.stdout.split() == ["float32", "float64", "float16"]
+        environment = os.environ | asked | {"PYTHONPATH": os.pathsep.join(sys.path)}
+        answer = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment, cwd=tmp_path
+        )
+        assert answer.stdout.split() == values
+        assert answer.stderr == "set()\n"
+
+    def test_adjustments_are_those_there_are(self):
+        assert tuple(METHODS) == ADJUSTMENTS
 
     def test_every_option_is_explained(self):
         found = {(name, one.name): one for name, one in parameters()}

@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from posstats.commands.costs import cost_facts, cost_text
-from posstats.commands.shared import AsJson, BosToken, Quiet, Scheduler, asked, examples, print_json, reporting
+from posstats.commands.shared import (
+    DEFAULT_CONFIG,
+    AsJson,
+    BosToken,
+    Profile,
+    Quiet,
+    Scheduler,
+    asked,
+    examples,
+    print_json,
+    reporting,
+)
 from posstats.config import AnalysisConfig
 
 if TYPE_CHECKING:
@@ -35,8 +46,8 @@ def analyze(
             help="The configuration, a TOML file that explains its keys; also where dumps are named: its questions are "
             "asked of them."
         ),
-    ] = Path("analyses/default.toml"),
-    profile: Annotated[str | None, typer.Option(help="A profile of the configuration, such as quick.")] = None,
+    ] = DEFAULT_CONFIG,
+    profile: Profile = None,
     model: Annotated[
         str | None, typer.Option(help="Record this model in place of the configured one: folder, .gguf file, hub id.")
     ] = None,

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from posstats.commands.shared import BosToken, Quiet, asked, examples, reporting
+from posstats.commands.shared import DEFAULT_CONFIG, BosToken, Profile, Quiet, asked, examples, reporting
 
 EPILOG = examples("report --profile quick", "report data/mine.h5 --results results --out mine.html")
 
@@ -17,8 +17,8 @@ def report(
             metavar="FILE", help="Dumps named to posstats analyze. Without any, those of the configuration."
         ),
     ] = None,
-    config: Annotated[Path, typer.Option(help="The configuration of the analysis.")] = Path("analyses/default.toml"),
-    profile: Annotated[str | None, typer.Option(help="The profile of the analysis, such as quick.")] = None,
+    config: Annotated[Path, typer.Option(help="The configuration of the analysis.")] = DEFAULT_CONFIG,
+    profile: Profile = None,
     model: Annotated[str | None, typer.Option(help="The model named to posstats analyze, if one was.")] = None,
     bos_token: BosToken = None,
     results: Annotated[Path | None, typer.Option(help="Folder of the results, in place of the configured one.")] = None,

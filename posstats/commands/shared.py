@@ -16,10 +16,21 @@ import numpy as np
 import typer
 from tqdm import tqdm
 
-from posstats.config import AnalysisConfig, load_config
+from posstats.config import AnalysisConfig, load_config, profiles
 from posstats.errors import InputError
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no notices; results, warnings, errors.")]
+#: The configuration of whoever names none.
+DEFAULT_CONFIG = Path("analyses/default.toml")
+
+
+def _profiles(context: typer.Context) -> list[str]:
+    return profiles(context.params.get("config") or DEFAULT_CONFIG)
+
+
+Profile = Annotated[
+    str | None, typer.Option(help="A profile of the configuration, such as quick.", autocompletion=_profiles)
+]
 BosToken = Annotated[
     str | None,
     typer.Option(
