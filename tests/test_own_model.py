@@ -1,6 +1,7 @@
 """A model of one's own through make and the command line: where its BOS token, its length and its results come from."""
 
 import json
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -8,6 +9,8 @@ from pathlib import Path
 import pytest
 import transformers
 
+import posstats as ps
+from posstats.store import write_dump
 from tests import tiny
 
 ROOT = Path(__file__).parents[1]
@@ -100,6 +103,21 @@ class TestModels:
         assert json.loads(run("models", model, "--json")[1])["length"] == 64
         assert "the longest" not in run("models", model, "-t", 64)[1]
         assert run("models", model, "-t", 192)[0] == 2
+
+
+def test_the_question_of_ones_own_that_the_document_asks(run, tmp_path):
+    text = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    code, toml = (re.search(rf"```{kind}\n(.*?)```", text, re.DOTALL)[1] for kind in ("python", "toml"))
+    (tmp_path / "first_layer.py").write_text(code)
+    shutil.copy(ROOT / "analyses" / "leakage_shares.py", tmp_path)
+    settings = '[dumps.one]\n[inference]\nmethod = "jackknife"\nn_permutations = 99\n[run]\nworkers = 1\n'
+    (tmp_path / "mine.toml").write_text(toml + settings)
+    write_dump(ps.simulate(n=25, length=32, layers=2, offsets=(0, 1), seed=0).dataset, tmp_path / "d.h5")
+    code, out, err = run("analyze", tmp_path / "d.h5", "--config", tmp_path / "mine.toml", "--results", tmp_path)
+    assert code == 0, err
+    estimate = re.search(r"^d +mask share of layer 0 +fraction +([\d.]+) ", out, re.MULTILINE)
+    assert estimate, out
+    assert (tmp_path / "dumps-d" / "d" / "first_layer" / "first_layer.csv").is_file()
 
 
 def make(*words):
