@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from posstats.errors import InputError
-from posstats.naming import model_label, own_folder, place_label, plain
+from posstats.naming import model_label, one_spelling, own_folder, place_label, plain
 from posstats.sections import (
     SOURCES,
     AnalysesConfig,
@@ -107,7 +107,8 @@ def load_config(
     -------
     AnalysisConfig
         Checked values; what the file leaves out has its default. Dumps and results of a file that is not called
-        default.toml have a folder of its name below those it names.
+        default.toml have a folder of its name below those it names, and a model that is a folder or file here has one
+        spelling.
 
     Raises
     ------
@@ -145,10 +146,12 @@ def load_config(
             )
     run = config.run
     run = replace(run, dumps=own_folder(run.dumps, path), results=own_folder(run.results, path))
-    config = replace(config, run=run)
+    chosen = config.model if model is None else replace(config.model, name=model, revision=None)
+    chosen = replace(chosen, name=one_spelling(chosen.name, ModelConfig().name))
+    config = replace(config, run=run, model=chosen)
     if bos_token is not None:
         config = replace(config, sequences=replace(config.sequences, bos_token=bos_token))
-    return config if model is None else replace(config, model=replace(config.model, name=model, revision=None))
+    return config
 
 
 def profiles(path: str | Path) -> list[str]:

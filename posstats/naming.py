@@ -1,4 +1,4 @@
-"""What files and folders of a model, and of a configuration, are called. Nothing here looks into a file."""
+"""What a model and a configuration, and files and folders of theirs, are called. Nothing here looks into a file."""
 
 import hashlib
 import re
@@ -36,15 +36,33 @@ def model_label(name: str, default: str) -> str:
     str
         The name, as :func:`plain` spells it; of a folder or file here that of its place, see :func:`place_label`.
     """
-    path = Path(name).expanduser()
-    here = path.suffix == ".gguf" or path.is_dir() or name.startswith((".", "/", "~")) or name.count("/") > 1
-    return place_label(path) if here and name != default else plain(name)
+    place = _place(name, default)
+    return plain(name) if place is None else place_label(place)
+
+
+def one_spelling(name: str, default: str) -> str:
+    """The one spelling of a model that is a folder or file here: its path from this folder if it is within, or from /.
+
+    Dumps hold the name of their model, and one under another spelling would count as another.
+    """
+    place = _place(name, default)
+    if place is None or not place.exists():
+        return name
+    here = Path.cwd().resolve()
+    return str(place.relative_to(here) if place.is_relative_to(here) else place)
 
 
 def place_label(path: Path) -> str:
     """Base name of a file or folder with a digest of its absolute path: one name, however the path was spelled."""
     place = path.expanduser().resolve()
     return _with_digest(place.name, str(place))
+
+
+def _place(name: str, default: str) -> Path | None:
+    """Where a model lies, if its name is a path: that of the default model and hub ids are none."""
+    path = Path(name).expanduser()
+    here = path.suffix == ".gguf" or path.is_dir() or name.startswith((".", "/", "~")) or name.count("/") > 1
+    return path.resolve() if here and name != default else None
 
 
 def own_folder(folder: str, config: Path) -> str:

@@ -407,9 +407,13 @@ class TestAnalyze:
         assert f"replacing {dump}, which was recorded with other settings (different: number of sequences)" in err
         with ps.open_dump(dump) as dataset:
             assert dataset.sizes["sequence"] == 7
+        assert "replacing results" not in err
+        err = run("analyze", "--config", config(n=7, permutations=20))[2]
+        assert "replacing results in" in err
+        assert "which were computed with other settings under [inference]" in err
         out = run("analyze", "--config", path, "--dry-run")[1]
         assert "would be reused" in out
-        out = run("analyze", "--config", config(n=6), "--dry-run")[1]
+        out = run("analyze", "--config", config(n=6, permutations=20), "--dry-run")[1]
         assert f"{dump}: would be recorded, and would replace the file there, which was recorded with other" in out
 
     def test_dumps_are_analysed_as_they_are(self, run, folder, config, tmp_path):

@@ -193,6 +193,12 @@ def test_a_local_model_is_called_by_its_place_however_it_is_spelled(written, tmp
     spellings = [[f"../{one}/mymodel", f"../{one}/mymodel/", str(tmp_path / one / "mymodel")] for one in "ab"]
     slugs = [{written("[dumps.one]", model=name).slug for name in names} for names in spellings]
     assert [len(found) for found in slugs] == [1, 1]
+    # Dumps hold the name: were it another one, they would be recorded anew.
+    assert {written("[dumps.one]", model=name).model.name for name in spellings[0]} == {str(tmp_path / "a/mymodel")}
+    (tmp_path / "c" / "inside").mkdir()
+    names = ["inside", "./inside/", "../c/inside", str(tmp_path / "c" / "inside")]
+    assert {written("[dumps.one]", model=name).model.name for name in names} == {"inside"}
+    assert written("[dumps.one]", model="./none").model.name == "./none"
     assert slugs[0] != slugs[1]
     assert all(re.fullmatch("mymodel-[0-9a-f]{8}", *found) for found in slugs)
     (tmp_path / "c" / "smollm2-135m").mkdir()
