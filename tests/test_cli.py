@@ -13,7 +13,9 @@ import xarray as xr
 
 import posstats as ps
 from posstats.cli import app, main
+from posstats.commands.claims import ADJUSTMENTS
 from posstats.errors import InputError
+from posstats.stats.multiplicity import METHODS
 from posstats.store import parts_folder, write_dump
 from tests import tiny
 
@@ -101,17 +103,40 @@ class TestHelp:
         assert f"Usage: posstats {name}" in out
         assert re.search(rf"Examples:\n +posstats {name}", out)
 
-    def test_completion(self):
+    @pytest.mark.parametrize(
+        ("words", "values"),
+        [
+            ("dump x.h5 --dtype float", ["float32", "float64", "float16"]),
+            ("claims x.h5 --adjust b", ["bh", "by"]),
+            ("analyze --profile q", ["quick"]),
+            ("report --config mine.toml --profile ", ["slow", "slower"]),
+            ("analyze --config none.toml --profile ", []),
+        ],
+    )
+    def test_completion(self, tmp_path, words, values):
+        """As the shell asks for it, in a clone's folder; nothing heavy is imported for it."""
+        (tmp_path / "analyses").mkdir()
+        (tmp_path / "analyses" / "default.toml").write_text("[profile.quick.run]\n[profile.full.run]\n")
+        (tmp_path / "mine.toml").write_text("[profile.slow.run]\n[profile.slower.run]\n")
+        given = ["posstats", *words.split(" ")]
         asked = {
             "_POSSTATS_COMPLETE": "complete_bash",
-            "COMP_WORDS": "posstats dump x.h5 --dtype float",
-            "COMP_CWORD": "4",
+            "COMP_WORDS": " ".join(given),
+            "COMP_CWORD": str(len(given) - 1),
         }
-        code = "import sys; from posstats.cli import main; sys.argv = ['posstats']; main()"
-        answer = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ | asked
+        code = (
+            "import sys\nfrom posstats.cli import main\nsys.argv = ['posstats']\ntry:\n    main()\nfinally:\n"
+            "    print({'torch', 'scipy', 'pandas', 'xarray'} & set(sys.modules), file=sys.stderr)"
         )
-        assert answer.stdout.split() == ["float32", "float64", "float16"]
+        environment = os.environ | asked | {"PYTHONPATH": os.pathsep.join(sys.path)}
+        answer = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment, cwd=tmp_path
+        )
+        assert answer.stdout.split() == values
+        assert answer.stderr == "set()\n"
+
+    def test_adjustments_are_those_there_are(self):
+        assert tuple(METHODS) == ADJUSTMENTS
 
     def test_every_option_is_explained(self):
         found = {(name, one.name): one for name, one in parameters()}
@@ -357,27 +382,39 @@ class TestAnalyze:
         assert code == 0, err
         assert "finished leakage of one" in err
         assert re.search(r"^one +leakage +nats² ", out, re.MULTILINE)
-        results = sorted(file.relative_to(tmp_path / "results") for file in (tmp_path / "results").rglob("*.*"))
+        # A configuration that is not default.toml has folders of its own name.
+        folder = tmp_path / "results" / "config"
+        results = sorted(file.relative_to(folder) for file in folder.rglob("*.*") if file.is_file())
         model = results[0].parts[0]
         assert [file.as_posix().removeprefix(f"{model}/") for file in results] == [
             "headline.csv", "headline.md", "headline.tex",
             "one/leakage/leakage.csv", "one/leakage/leakage.md", "one/leakage/leakage.tex", "one/leakage/manifest.json",
         ]  # fmt: skip
-        written = {file: (tmp_path / "results" / file).stat().st_mtime_ns for file in results[3:]}
+        written = {file: (folder / file).stat().st_mtime_ns for file in results[3:]}
 
         again = run("analyze", "--config", path)
         assert again[:2] == (0, out)
         assert "reus" in again[2]
         assert "results are current" in again[2]
-        assert {file: (tmp_path / "results" / file).stat().st_mtime_ns for file in results[3:]} == written
+        assert {file: (folder / file).stat().st_mtime_ns for file in results[3:]} == written
 
         # A changed setting dumps again, without being asked.
         code, changed, err = run("analyze", "--config", config(n=7))
         assert code == 0
         assert changed != out
         assert "reus" not in err
-        with ps.open_dump(next((tmp_path / "dumps").glob("*.h5"))) as dataset:
+        dump = next((tmp_path / "dumps" / "config").glob("*.h5"))
+        assert f"replacing {dump}, which was recorded with other settings (different: number of sequences)" in err
+        with ps.open_dump(dump) as dataset:
             assert dataset.sizes["sequence"] == 7
+        assert "replacing results" not in err
+        err = run("analyze", "--config", config(n=7, permutations=20))[2]
+        assert "replacing results in" in err
+        assert "which were computed with other settings under [inference]" in err
+        out = run("analyze", "--config", path, "--dry-run")[1]
+        assert "would be reused" in out
+        out = run("analyze", "--config", config(n=6, permutations=20), "--dry-run")[1]
+        assert f"{dump}: would be recorded, and would replace the file there, which was recorded with other" in out
 
     def test_dumps_are_analysed_as_they_are(self, run, folder, config, tmp_path):
         arguments = ["analyze", folder / "simulated.h5", "--config", config(), "--results", tmp_path / "mine"]

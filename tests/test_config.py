@@ -17,8 +17,8 @@ DEFAULT = ROOT / "analyses" / "default.toml"
 def written(tmp_path):
     """Write a configuration and read it."""
 
-    def write(text, **more):
-        path = tmp_path / "config.toml"
+    def write(text, name="default.toml", **more):
+        path = tmp_path / name
         path.write_text(text, encoding="utf-8")
         return load_config(path, **more)
 
@@ -142,6 +142,15 @@ def test_mistakes_are_named(written, text, message):
         written(text)
 
 
+def test_the_section_that_is_wrong_is_named_whether_a_profile_is_chosen_or_not(written):
+    profile = "[profile.quick.sequences]\nn = 7\n"
+    for chosen in (None, "quick"):
+        with pytest.raises(InputError, match=r"^\[dumps.text\] has no key 'offsets'"):
+            written(f"[dumps.text]\noffsets = [0]\n{profile}", profile=chosen)
+        with pytest.raises(InputError, match=r"^profile.quick: \[sequences\] has no key 'm'"):
+            written(f"[dumps.text]\n{profile}m = 3\n", profile=chosen)
+
+
 def test_a_whole_number_will_do_for_a_number(written):
     with pytest.raises(InputError, match=r"level must lie between 0 and 1, not 1\.0"):
         written("[dumps.one]\n[inference]\nlevel = 1")
@@ -174,7 +183,52 @@ def test_another_model_brings_its_own_file_names(written):
     assert config.dump_path("one").as_posix() == "data/org-some-model-one.h5"
     other = written(text, model="/models/Mine.gguf")
     assert other.model.revision is None
-    assert other.results_folder().as_posix() == "analyses/results/models-mine.gguf"
+    assert re.fullmatch("analyses/results/mine.gguf-[0-9a-f]{8}", other.results_folder().as_posix())
+
+
+def test_a_local_model_is_called_by_its_place_however_it_is_spelled(written, tmp_path, monkeypatch):
+    for folder in ("a/mymodel", "b/mymodel", "c"):
+        (tmp_path / folder).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "c")
+    spellings = [[f"../{one}/mymodel", f"../{one}/mymodel/", str(tmp_path / one / "mymodel")] for one in "ab"]
+    slugs = [{written("[dumps.one]", model=name).slug for name in names} for names in spellings]
+    assert [len(found) for found in slugs] == [1, 1]
+    # Dumps hold the name: were it another one, they would be recorded anew.
+    assert {written("[dumps.one]", model=name).model.name for name in spellings[0]} == {str(tmp_path / "a/mymodel")}
+    (tmp_path / "c" / "inside").mkdir()
+    names = ["inside", "./inside/", "../c/inside", str(tmp_path / "c" / "inside")]
+    assert {written("[dumps.one]", model=name).model.name for name in names} == {"inside"}
+    assert written("[dumps.one]", model="./none").model.name == "./none"
+    assert slugs[0] != slugs[1]
+    assert all(re.fullmatch("mymodel-[0-9a-f]{8}", *found) for found in slugs)
+    (tmp_path / "c" / "smollm2-135m").mkdir()
+    assert written("[dumps.one]").slug == "smollm2-135m"
+
+
+def test_adapters_of_one_base_name_and_bos_tokens_are_told_apart(written):
+    text = "[dumps.one]\n[model]\nadapter = '{}/ntk-0'"
+    assert len({written(text.format(folder)).slug for folder in ("data", "data/../data", "other")}) == 2
+    text = "[dumps.one]\n[sequences]\nbos_token = {}"
+    assert re.fullmatch("smollm2-135m-bos-im_start-[0-9a-f]{8}", written(text.format("'<|im_start|>'")).slug)
+    assert written(text.format(3)).slug == "smollm2-135m-bos-3"
+
+
+def test_a_configuration_of_ones_own_has_folders_of_its_own(written):
+    text = "[dumps.one]\n[profile.p.run]\ndumps = 'data/p'\n[profile.own.run]\ndumps = 'x/mine'\nresults = 'y/mine'"
+    places = {
+        (name, profile): written(text, name, profile=profile).dump_path("one").as_posix()
+        for name in ("default.toml", "mine.toml") for profile in (None, "p", "own")
+    }  # fmt: skip
+    assert places == {
+        ("default.toml", None): "data/smollm2-135m-one.h5",
+        ("default.toml", "p"): "data/p/smollm2-135m-one.h5",
+        ("default.toml", "own"): "x/mine/smollm2-135m-one.h5",
+        ("mine.toml", None): "data/mine/smollm2-135m-one.h5",
+        ("mine.toml", "p"): "data/p/mine/smollm2-135m-one.h5",
+        ("mine.toml", "own"): "x/mine/smollm2-135m-one.h5",  # which it names itself
+    }
+    assert written(text, "mine.toml").results_folder().as_posix() == "analyses/results/mine/smollm2-135m"
+    assert written(text, "mine.toml", profile="own").results_folder().as_posix() == "y/mine/smollm2-135m"
 
 
 def test_names_in_any_script_have_folders_of_their_own(written):

@@ -112,7 +112,8 @@ def command_lines(name):
     text = read(name)
     lines = "\n".join(blocks(name, *SHELLS)).replace("\\\n", " ").splitlines()
     lines += re.findall(r"`([^`\n]+)`", FENCE.sub("", text))
-    parts = (part.strip().removeprefix("$ ") for line in lines for part in re.split(r"&&|[|;&#]", line))
+    apart = re.compile(r"(?:&&|[|;&#])(?=(?:[^']*'[^']*')*[^']*$)")  # outside of quotes
+    parts = (part.strip().removeprefix("$ ") for line in lines for part in apart.split(line))
     return [shlex.split(part) for part in parts if re.match(r"(posstats|make) ", part)]
 
 

@@ -97,8 +97,11 @@ def test_choice_of_bos():
 
 
 def test_model_without_bos():
-    with pytest.raises(InputError, match=r"no BOS token: choose one with bos_token=.*<\|im_start\|>.*or use bos=False"):
+    with pytest.raises(InputError, match=r"no BOS token: choose one.*bos_token=.*<\|im_start\|>.*bos=False"):
         random_sequences(tokenizer(bos=None), n=5, length=9)
+    for spelling in ("--bos-token", "BOS_TOKEN=", "sequences.bos_token", "--no-bos"):
+        with pytest.raises(InputError, match=spelling):
+            random_sequences(tokenizer(bos=None), n=5, length=9)
     assert random_sequences(tokenizer(bos=None), n=5, length=9, bos=False).bos == "none"
     assert random_sequences(tokenizer(bos=None), n=5, length=9, bos_token="<|im_start|>").bos_id == 2
 

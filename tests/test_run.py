@@ -453,13 +453,15 @@ class TestReuse:
             ({"probes": (3,), "seed": 2}, "seed, probes"),
         ],
     )
-    def test_changed_setting(self, go, target, change, told):
+    def test_changed_setting(self, go, target, caplog, change, told):
         go()
         before = target.read_bytes()
         with pytest.raises(DumpError, match=rf"recorded with other settings \(different: {told}\): choose"):
             go(**change)
         assert target.read_bytes() == before
-        assert go(**change, overwrite=True).read_bytes() != before
+        with caplog.at_level(logging.INFO, "posstats"):
+            assert go(**change, overwrite=True).read_bytes() != before
+        assert f"replacing {target}, which was recorded with other settings (different: {told})" in caplog.messages
 
     def test_changed_sequences_or_weights(self, go, model, seqs, target):
         go()

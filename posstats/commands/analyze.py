@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from posstats.commands.costs import cost_facts, cost_text
-from posstats.commands.shared import AsJson, Quiet, Scheduler, asked, examples, print_json, reporting
+from posstats.commands.shared import (
+    DEFAULT_CONFIG,
+    AsJson,
+    BosToken,
+    Profile,
+    Quiet,
+    Scheduler,
+    asked,
+    examples,
+    print_json,
+    reporting,
+)
 from posstats.config import AnalysisConfig
 
 if TYPE_CHECKING:
@@ -18,6 +29,7 @@ EPILOG = examples(
     "analyze --profile quick",
     "analyze --model path/to/model",
     "analyze --model path/to/model --dry-run",
+    "analyze --model path/to/qwen --bos-token '<|endoftext|>'",
     "analyze data/mine.h5 data/other.h5 --results results",
     "analyze data/mine.h5 --scheduler local",
 )
@@ -34,11 +46,12 @@ def analyze(
             help="The configuration, a TOML file that explains its keys; also where dumps are named: its questions are "
             "asked of them."
         ),
-    ] = Path("analyses/default.toml"),
-    profile: Annotated[str | None, typer.Option(help="A profile of the configuration, such as quick.")] = None,
+    ] = DEFAULT_CONFIG,
+    profile: Profile = None,
     model: Annotated[
         str | None, typer.Option(help="Record this model in place of the configured one: folder, .gguf file, hub id.")
     ] = None,
+    bos_token: BosToken = None,
     results: Annotated[Path | None, typer.Option(help="Folder of the results, in place of the configured one.")] = None,
     scheduler: Scheduler = "none",
     dry_run: Annotated[
@@ -61,7 +74,7 @@ def analyze(
     from posstats.recording import estimate_dumps, record_dumps
     from posstats.tables import to_text
 
-    settings, paths, folder = asked(dumps, config, profile, model, results)
+    settings, paths, folder = asked(dumps, config, profile, model, bos_token, results)
     work = (
         {} if dumps else {paths[name]: entry for name, entry in settings.dumps.items()},
         settings.model, settings.sequences, settings.record, settings.run,

@@ -24,6 +24,8 @@ EPILOG = examples(
     "claims data/standard.h5 data/ntk.h5 data/window.h5 --which C6",
     "claims data/random.h5 --csv > claims.csv",
 )
+#: Spelled as in `posstats.stats.multiplicity`, for which help and completion should not wait.
+ADJUSTMENTS = ("bh", "by", "holm")
 _PRINTED = ["claim", "part", "quantity", "unit", "condition", "estimate", "low", "high", "p", "q", "verdict", "reason"]
 _DEFAULTS: dict[str, Any] = {one.name: one.default for one in fields(InferenceConfig)}
 
@@ -43,7 +45,13 @@ def claims(
     level: Annotated[float, typer.Option(help="Confidence level of intervals.")] = _DEFAULTS["level"],
     resamples: Annotated[int, typer.Option(help="Bootstrap replicates.")] = _DEFAULTS["n_resamples"],
     permutations: Annotated[int, typer.Option(help="Sign flips of each test.")] = _DEFAULTS["n_permutations"],
-    adjust: Annotated[str, typer.Option(help="Adjustment of p-values over a ledger: bh, by or holm.")] = "bh",
+    adjust: Annotated[
+        str,
+        typer.Option(
+            help=f"Adjustment of p-values over a ledger: {', '.join(ADJUSTMENTS)}.",
+            autocompletion=lambda: list(ADJUSTMENTS),
+        ),
+    ] = _DEFAULTS["adjust"],
     seed: Annotated[int, typer.Option(help="Seed of replicates and sign flips.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Folder that gets claims.csv, claims.md and claims.tex.")] = None,
     as_json: AsJson = False,

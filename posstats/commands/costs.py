@@ -59,4 +59,6 @@ def cost_text(path: Path, cost: Cost) -> str:
     }
     if cost.disk_bytes > cost.free_bytes:
         facts["disk"] += ": NOT ENOUGH, make room, or record fewer sequences, conditions or offsets"
-    return f"{path}: would be {'taken up' if cost.state == 'begun' else 'recorded'}\n{lines(facts)}"
+    done = "taken up" if cost.state == "begun" else "recorded"
+    replaces = f", and would replace the file there, which {cost.replaces}" if cost.replaces else ""
+    return f"{path}: would be {done}{replaces}\n{lines(facts)}"

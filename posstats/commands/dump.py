@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from posstats.commands.costs import cost_facts, cost_text
-from posstats.commands.shared import Quiet, Scheduler, examples, print_json, reporting
+from posstats.commands.shared import BosToken, Quiet, Scheduler, examples, print_json, reporting, token_of
 from posstats.config import SOURCES, DumpConfig, ModelConfig, RecordConfig, RunConfig, SequencesConfig
 from posstats.errors import InputError
 from posstats.vocabulary import BASELINE, CONDITIONS, DEFAULT_LENGTH, DEFAULT_OFFSETS, DEFAULT_SEQUENCES
@@ -64,9 +64,7 @@ def dump(
     n: Annotated[int, typer.Option("--sequences", "-n", help="How many sequences.")] = DEFAULT_SEQUENCES,
     length: Annotated[int, typer.Option("--length", "-t", help="Tokens in each, BOS counted.")] = DEFAULT_LENGTH,
     bos: Annotated[bool, typer.Option(help="Whether a BOS token stands at position 0.")] = True,
-    bos_token: Annotated[
-        str | None, typer.Option(help="Which token that is, by spelling or id; else the tokenizer's choice.")
-    ] = None,
+    bos_token: BosToken = None,
     condition: Annotated[
         list[str] | None,
         typer.Option(
@@ -124,7 +122,6 @@ def dump(
 
     if as_json and not dry_run:
         raise InputError("--json goes with --dry-run; posstats inspect FILE --json says what is in a dump")
-    token: str | int | None = int(bos_token) if bos_token is not None and bos_token.isdecimal() else bos_token
     if shard is not None and scheduler != "none":
         raise InputError("--shard K/N is for processes that you start; --scheduler starts all shares, see --shards")
     if shards is not None and scheduler == "none":
@@ -135,7 +132,7 @@ def dump(
     work = (
         {path: DumpConfig(source, text)},
         ModelConfig(model, revision, dtype, ntk_factor, sliding_window, adapter),
-        SequencesConfig(n, length, bos, token, seed),
+        SequencesConfig(n, length, bos, token_of(bos_token), seed),
         RecordConfig(tuple(condition or (BASELINE,)), offsets, seed),
         RunConfig(models=models, device=device, batch_size=batch_size),
     )

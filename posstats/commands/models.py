@@ -30,9 +30,15 @@ def models(
     ] = None,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub id.")] = None,
     dtype: Annotated[str, typer.Option(help="float32, float64, bfloat16 or float16.")] = "float32",
-    length: Annotated[int, typer.Option("--length", "-t", help="Tokens of the sequence that costs are of.")] = (
-        DEFAULT_LENGTH
-    ),
+    length: Annotated[
+        int | None,
+        typer.Option(
+            "--length",
+            "-t",
+            help="Tokens of the sequence that costs are of.",
+            show_default=f"{DEFAULT_LENGTH}, or what the model allows",
+        ),
+    ] = None,
     ntk_factor: Annotated[
         float | None, typer.Option(help="Of the model with NTK-aware scaling by this factor, as in posstats dump.")
     ] = None,
@@ -43,9 +49,10 @@ def models(
 ) -> None:
     """List the models that can be recorded, or say whether one can, and what a sequence of it costs.
 
-    Only the configuration of the model is read, no weights: what it is, its rotary embeddings and window, the bytes
-    that a sequence leaves on disk, the memory it needs, and a lower bound of its time. Ends with exit code 2, and the
-    reason, where a model cannot be recorded. How long a dump takes is measured by posstats dump --dry-run.
+    Only the configuration and the tokenizer of the model are read, no weights: what it is, its rotary embeddings and
+    window, its BOS token, or that one has to be chosen, the bytes that a sequence leaves on disk, the memory it needs,
+    and a lower bound of its time. Ends with exit code 2, and the reason, where a model cannot be recorded.
+    How long a dump takes is measured by posstats dump --dry-run.
     """
     if model is None:
         if as_json:
@@ -65,7 +72,8 @@ def models(
     if as_json:
         print_json(asdict(survey) | {"tested_family": survey.family in FAMILIES})
     else:
-        typer.echo(f"{survey.name}: can be recorded, as far as its configuration tells\n{lines(_facts(survey, dtype))}")
+        shown = _facts(survey, dtype, longest=length is None and survey.length < DEFAULT_LENGTH)
+        typer.echo(f"{survey.name}: can be recorded, as far as its configuration tells\n{lines(shown)}")
 
 
 def _overview() -> str:
@@ -80,7 +88,7 @@ def _overview() -> str:
     )
 
 
-def _facts(survey: "Survey", dtype: str) -> dict[str, object]:
+def _facts(survey: "Survey", dtype: str, *, longest: bool) -> dict[str, object]:
     tested = "tested" if survey.family in FAMILIES else "not among the tested families"
     windows = [f"{survey.window} tokens"] * bool(survey.window)
     windows += [f"chunks of {survey.chunk} tokens, which see back to their own start"] * bool(survey.chunk)
@@ -105,7 +113,8 @@ def _facts(survey: "Survey", dtype: str) -> dict[str, object]:
         "length": f"at most {survey.max_length} tokens" if survey.max_length else "no limit",
         "rope": rope,
         "window": window,
-        f"a sequence of {survey.length} tokens, per condition": "",
+        "BOS token": survey.bos_token or survey.bos_note,
+        f"a sequence of {survey.length} tokens{', the longest it allows' * longest}, per condition": "",
         "  on disk": f"{size_text(survey.record_bytes)} before compression",
         "  memory": f"at most about {size_text(survey.memory_bytes)} beside the weights and Python itself",
         "  time": f"{least}; posstats dump --dry-run measures it",

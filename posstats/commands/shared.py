@@ -16,10 +16,28 @@ import numpy as np
 import typer
 from tqdm import tqdm
 
-from posstats.config import AnalysisConfig, load_config
+from posstats.config import AnalysisConfig, load_config, profiles
 from posstats.errors import InputError
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no notices; results, warnings, errors.")]
+#: The configuration of whoever names none.
+DEFAULT_CONFIG = Path("analyses/default.toml")
+
+
+def _profiles(context: typer.Context) -> list[str]:
+    return profiles(context.params.get("config") or DEFAULT_CONFIG)
+
+
+Profile = Annotated[
+    str | None, typer.Option(help="A profile of the configuration, such as quick.", autocompletion=_profiles)
+]
+BosToken = Annotated[
+    str | None,
+    typer.Option(
+        help="The token at position 0, by spelling or id; else the tokenizer's or configuration's choice. A tokenizer "
+        "that has no BOS token needs one: the token that ends a text, mostly."
+    ),
+]
 Scheduler = Annotated[
     str,
     typer.Option(
@@ -34,14 +52,30 @@ _LONGEST = 100
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
+def token_of(given: str | None) -> str | int | None:
+    """A token as the rest of posstats is told of it: digits are an id.
+
+    Examples
+    --------
+    >>> token_of("0"), token_of("<|endoftext|>")
+    (0, '<|endoftext|>')
+    """
+    return int(given) if given is not None and given.isdecimal() else given
+
+
 def asked(
-    dumps: Sequence[Path] | None, config: Path, profile: str | None, model: str | None, results: Path | None
+    dumps: Sequence[Path] | None,
+    config: Path,
+    profile: str | None,
+    model: str | None,
+    bos_token: str | None,
+    results: Path | None,
 ) -> tuple[AnalysisConfig, dict[str, Path], Path]:
     """What is to be analysed, or was: named dumps, or those of a configuration.
 
     Parameters
     ----------
-    dumps, config, profile, model, results
+    dumps, config, profile, model, bos_token, results
         As given on the command line.
 
     Returns
@@ -50,20 +84,23 @@ def asked(
     paths : dict of str to Path
         Name of a dump, by which its results are kept -> its file, which may not be there yet.
     folder : Path
-        Of the results: one per model, and one per set of named dumps, whatever their order.
+        Of the results: one per model and BOS token, and one per set of named dumps, whatever their order.
 
     Raises
     ------
     InputError
-        If dumps and a model are given, two dumps have the same name, or the configuration cannot be read.
+        If dumps are given and a model or BOS token too, two dumps have the same name, or the configuration cannot be
+        read.
     """
-    settings = load_config(config, profile=profile, model=model)
+    settings = load_config(config, profile=profile, model=model, bos_token=token_of(bos_token))
     if results is not None:
         settings = replace(settings, run=replace(settings.run, results=str(results)))
     if not dumps:
         return settings, {name: settings.dump_path(name) for name in settings.dumps}, settings.results_folder()
     if model is not None:
         raise InputError("give dumps to analyse or a model to record, not both")
+    if bos_token is not None:
+        raise InputError("dumps that are there have the BOS token they were recorded with: leave out --bos-token")
     paths: dict[str, Path] = {}
     for path in dumps:
         if path.stem in paths:

@@ -13,7 +13,7 @@ from posstats.dumping.inputs import Sequences
 from posstats.dumping.memory import sequence_memory
 from posstats.dumping.pieces import Pieces
 from posstats.dumping.plan import Plan, check_options, make_plan
-from posstats.dumping.run import is_current, unfinished
+from posstats.dumping.run import is_current, replaced, unfinished
 from posstats.dumping.work import Work, join, new_manifest
 from posstats.store import parts_folder
 from posstats.vocabulary import DEFAULT_OFFSETS
@@ -44,6 +44,8 @@ class Cost:
         Weights and one batch.
     seconds : float
         Time, at the speed of the rehearsed sequences: recording and writing them.
+    replaces : str
+        What the file there is that would be replaced, as the end of a sentence; empty where there is none.
     """
 
     state: str
@@ -56,6 +58,7 @@ class Cost:
     free_bytes: int
     memory_bytes: int
     seconds: float
+    replaces: str = ""
 
 
 def estimate_cost(
@@ -129,6 +132,7 @@ def estimate_cost(
         free_bytes=free,
         memory_bytes=memory,
         seconds=some.seconds(one, left, everything),
+        replaces=replaced(path, plan.attrs, plan.coordinates),
     )
 
 

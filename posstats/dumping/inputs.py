@@ -6,7 +6,6 @@ back, and tokenizers that prepend a BOS themselves are kept from doing so, hence
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,14 +16,13 @@ import numpy as np
 
 from posstats.dumping.corpus import Crops, read_texts
 from posstats.dumping.labels import check_text, document_labels
+from posstats.dumping.tokens import choose_bos, ordinary_beside, ordinary_tokens
 from posstats.errors import FewDocumentsWarning, InputError
 from posstats.vocabulary import DEFAULT_LENGTH, DEFAULT_SEQUENCES, MINIMUM_DOCUMENTS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-#: Vocabulary entries that were reserved and never trained: ``<unused12>``, ``[unused3]``, ``<|reserved_token_7|>``.
-_UNUSED = re.compile(r"[<\[].*(unused|reserved|extra_id|placeholder|dummy).*[>\]]", re.IGNORECASE)
 #: Spawn keys that keep the random streams of the three generators apart under one user seed.
 _RANDOM, _TEXT, _REPEAT = range(3)
 
@@ -112,64 +110,6 @@ class Sequences:
         return f"<Sequences: {self.count} x {self.length} tokens, {self.documents} documents, {bos}; {self.source}>"
 
 
-def ordinary_tokens(tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
-    """Ids of the ordinary tokens of a vocabulary.
-
-    Left out are special tokens, tokens added to the vocabulary after its training (chat and control tokens, runs of
-    blanks) and reserved entries such as ``<unused12>``: a model has seen few or none of them, so their embeddings say
-    nothing about it.
-
-    Parameters
-    ----------
-    tokenizer : PreTrainedTokenizerBase
-        The tokenizer.
-
-    Returns
-    -------
-    ndarray of int64, shape (token,)
-        Ids in ascending order.
-    """
-    left_out = set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder)
-    return np.array(
-        sorted(i for text, i in tokenizer.get_vocab().items() if i not in left_out and not _UNUSED.fullmatch(text)),
-        dtype=np.int64,
-    )
-
-
-def _choose_bos(tokenizer: PreTrainedTokenizerBase, bos: bool, bos_token: str | int | None) -> tuple[int | None, str]:
-    """Id and spelling of the BOS token to put in the ids; (None, "") for none."""
-    if not bos:
-        if bos_token is not None:
-            raise InputError(f"bos_token={bos_token!r} was given together with bos=False; give one of them")
-        return None, ""
-    if bos_token is None:
-        chosen = tokenizer.bos_token_id
-        if chosen is None:
-            raise InputError(
-                "this tokenizer has no BOS token: choose one with bos_token= (a token or its id; the special tokens "
-                f"are {', '.join(tokenizer.all_special_tokens) or 'none'}), or use bos=False"
-            )
-        return int(chosen), str(tokenizer.convert_ids_to_tokens(int(chosen)))
-    vocabulary = tokenizer.get_vocab()
-    if isinstance(bos_token, str):
-        if bos_token not in vocabulary:
-            raise InputError(
-                f"bos_token={bos_token!r} is not in the vocabulary; the special tokens are "
-                f"{', '.join(tokenizer.all_special_tokens) or 'none'}"
-            )
-        return vocabulary[bos_token], bos_token
-    spelling = {i: text for text, i in vocabulary.items()}
-    if bos_token not in spelling:
-        raise InputError(f"bos_token={bos_token} is not a token id; ids run from 0 to {max(spelling)}")
-    return int(bos_token), spelling[bos_token]
-
-
-def _ordinary_beside(tokenizer: PreTrainedTokenizerBase, bos_id: int | None) -> np.ndarray:
-    """Ordinary tokens other than the one that serves as BOS."""
-    ordinary = ordinary_tokens(tokenizer)
-    return ordinary[ordinary != bos_id] if bos_id is not None else ordinary
-
-
 def _check_size(n: int, length: int, bos: bool) -> None:
     if n < 1:
         raise InputError(f"n must be at least 1, not {n}")
@@ -241,8 +181,8 @@ def random_sequences(
     ((6, 24), 'in ids', 'random 3-00005')
     """
     _check_size(n, length, bos)
-    bos_id, spelling = _choose_bos(tokenizer, bos, bos_token)
-    ordinary = _ordinary_beside(tokenizer, bos_id)
+    bos_id, spelling = choose_bos(tokenizer, bos, bos_token)
+    ordinary = ordinary_beside(tokenizer, bos_id)
     ids = _generator(seed, _RANDOM).choice(ordinary, size=(n, length))
     if bos_id is not None:
         ids[:, 0] = bos_id
@@ -355,7 +295,7 @@ def text_sequences(
     (12, 6)
     """
     _check_size(n, length, bos)
-    bos_id, spelling = _choose_bos(tokenizer, bos, bos_token)
+    bos_id, spelling = choose_bos(tokenizer, bos, bos_token)
     name, texts = read_texts(source)
     rng = _generator(seed, _TEXT)
     size = length - (bos_id is not None)
@@ -385,5 +325,5 @@ def text_sequences(
             stacklevel=2,
         )
     return Sequences(
-        ids, np.array(document, object), summary, bos_id, spelling, _ordinary_beside(tokenizer, bos_id), seed
+        ids, np.array(document, object), summary, bos_id, spelling, ordinary_beside(tokenizer, bos_id), seed
     )

@@ -130,6 +130,8 @@ def dump(
                 return _reused(path)
             if shard is None:
                 _discard(pieces, plan, resume, overwrite)
+            if other := replaced(path, plan.attrs, plan.coordinates):
+                logger.info("replacing %s, which %s", path, other)
             share = shard or (1, 1)
             manifest = pieces.agree(new_manifest(model, plan, batch_size, share[1]))
             try:
@@ -225,22 +227,47 @@ def is_current(
         raise DumpError(f"{path} is a folder; give the name of a file")
     if not path.exists():
         return False
+    other = replaced(path, attrs, labels, damaged=overwrite)
+    if other and not overwrite:
+        raise DumpError(f"{path} {other}: choose another path, or have it replaced (overwrite=True, --overwrite)")
+    return not other
+
+
+def replaced(
+    path: Path, attrs: Mapping[str, Any], labels: Mapping[str, np.ndarray] | None = None, *, damaged: bool = True
+) -> str:
+    """Say what would be lost if a dump were written.
+
+    Parameters
+    ----------
+    path, attrs, labels
+        As for :func:`is_current`.
+    damaged : bool
+        Whether a file that is no whole dump may be there.
+
+    Returns
+    -------
+    str
+        What the file that is there is, as the end of a sentence; empty where there is none, or just that dump.
+
+    Raises
+    ------
+    DumpError
+        If the file is no whole dump and may not be.
+    """
+    if not path.exists():
+        return ""
     try:
         with open_dump(path) as dataset:
             found = dataset.attrs
             labels_found = {str(name): one.values for name, one in dataset.coords.items()}
     except DumpError:
-        if overwrite:
-            return False
+        if damaged:
+            return "is no whole dump"
         raise
-    current = found.get("settings_sha256") == attrs["settings_sha256"]
-    if not current and not overwrite:
-        different = differences(found, attrs, labels_found, labels)
-        raise DumpError(
-            f"{path} was recorded with other settings ({different}): choose another path, or have it "
-            "replaced (overwrite=True, --overwrite)"
-        )
-    return current
+    if found.get("settings_sha256") == attrs["settings_sha256"]:
+        return ""
+    return f"was recorded with other settings ({differences(found, attrs, labels_found, labels)})"
 
 
 def _reused(path: Path) -> Path:

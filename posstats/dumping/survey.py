@@ -17,6 +17,7 @@ from posstats.dumping.memory import sequence_memory
 from posstats.dumping.models import DTYPES, configuration, locate, pretrained
 from posstats.dumping.pieces import Manifest
 from posstats.dumping.structure import check_config, check_model, decoder_of
+from posstats.dumping.tokens import choice_of_bos, ordinary_beside
 from posstats.dumping.variants import check_length, check_window, context_length, own_windows, vary_rope
 from posstats.errors import InputError, ModelError
 from posstats.vocabulary import DEFAULT_LENGTH, DEFAULT_OFFSETS
@@ -50,6 +51,10 @@ class Survey:
         layers sees; 0 where it has none. A recording reads the model's own masks instead (``layer_window``).
     variant : tuple of str
         What is changed at inference time.
+    bos_token : str
+        The tokenizer's BOS token; empty where it has none.
+    bos_note : str
+        What to do then.
     length : int
         Tokens of the sequence that the following are about.
     record_bytes : int
@@ -80,6 +85,8 @@ class Survey:
     window: int
     chunk: int
     variant: tuple[str, ...]
+    bos_token: str
+    bos_note: str
     length: int
     record_bytes: int
     memory_bytes: int
@@ -92,7 +99,7 @@ def survey_model(
     *,
     revision: str | None = None,
     dtype: str = "float32",
-    length: int = DEFAULT_LENGTH,
+    length: int | None = None,
     offsets: Sequence[int] = DEFAULT_OFFSETS,
     ntk_factor: float | None = None,
     sliding_window: int | None = None,
@@ -102,13 +109,13 @@ def survey_model(
     Parameters
     ----------
     name : str or Path
-        As for :func:`posstats.load_model`. Of a hub id, only its configuration is fetched.
+        As for :func:`posstats.load_model`. Of a hub id, only its configuration and its tokenizer are fetched.
     revision : str, optional
         Branch, tag or commit of a hub repository.
     dtype : {"float32", "float64", "bfloat16", "float16"}
         Number format of weights and activations.
-    length : int
-        Tokens per sequence.
+    length : int, optional
+        Tokens per sequence; by default 192, or as many as the model allows where that is fewer.
     offsets : sequence of int
         Distances at which logits would be kept.
     ntk_factor, sliding_window
@@ -122,19 +129,23 @@ def survey_model(
     Raises
     ------
     InputError
-        For an option that does not exist or changes nothing, or a sequence longer than the model allows.
+        For an option that does not exist or changes nothing, a sequence longer than the model allows, or a tokenizer
+        without vocabulary.
     ModelError
-        If the model cannot be recorded, or its configuration cannot be read; the message says why.
+        If the model cannot be recorded, or its configuration or tokenizer cannot be read; the message says why.
     """
     if dtype not in DTYPES:
         raise InputError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
-    config = _configuration(str(name), revision)
+    source, where = _located(str(name), revision)
+    config = _configuration(str(name), source, where)
     changes, stretch = vary_rope(config, None, ntk_factor)
     text = config.get_text_config()
+    limit = context_length(text, stretch)
+    if length is None:
+        length = min(DEFAULT_LENGTH, limit or DEFAULT_LENGTH)
     if sliding_window is not None:
         check_window(text, sliding_window, length)
         changes = (*changes, f"sliding_window={sliding_window}")
-    limit = context_length(text, stretch)
     check_length(length, limit)
     model = _without_weights(config, str(name), getattr(torch, dtype))
     check_model(model)
@@ -161,6 +172,7 @@ def survey_model(
     windows = own_windows(text)
     kinds = getattr(text, "layer_types", None) or [""] * text.num_hidden_layers
     types = Counter(kinds)
+    bos_token, bos_note = _bos(str(name), source, where)
     return Survey(
         name=str(name),
         family=config.model_type,
@@ -183,6 +195,8 @@ def survey_model(
         window=max((size for size, kind in zip(windows, kinds, strict=True) if size and kind != _CHUNKED), default=0),
         chunk=max((size for size, kind in zip(windows, kinds, strict=True) if size and kind == _CHUNKED), default=0),
         variant=changes,
+        bos_token=bos_token,
+        bos_note=bos_note,
         length=length,
         record_bytes=record_bytes,
         memory_bytes=sequence_memory(config, length, record_bytes, itemsize),
@@ -191,17 +205,32 @@ def survey_model(
     )
 
 
-def _configuration(name: str, revision: str | None) -> Any:
-    """Configuration of a model, which is not converted for it."""
-    if name == DEFAULT_MODEL or name.endswith(".gguf"):
-        path = default_gguf() if name == DEFAULT_MODEL else Path(name).expanduser()
-        if not path.is_file():
-            raise ModelError(f"there is no file {path}")
-        options = {"gguf_file": path.name, "local_files_only": True}
-        config = pretrained(transformers.AutoConfig, name, str(path.parent), options)
-        check_config(config, name)
-        return config
-    return configuration(name, *locate(name, revision, Path()))
+def _located(name: str, revision: str | None) -> tuple[str, dict[str, Any]]:
+    """Folder or repository to read from, and how; a .gguf file is not converted for it."""
+    if name != DEFAULT_MODEL and not name.endswith(".gguf"):
+        return locate(name, revision, Path())
+    path = default_gguf() if name == DEFAULT_MODEL else Path(name).expanduser()
+    if not path.is_file():
+        raise ModelError(f"there is no file {path}")
+    return str(path.parent), {"gguf_file": path.name, "local_files_only": True}
+
+
+def _configuration(name: str, source: str, where: dict[str, Any]) -> Any:
+    """Configuration of a model that can be a rotary decoder."""
+    if "gguf_file" not in where:
+        return configuration(name, source, where)
+    config = pretrained(transformers.AutoConfig, name, source, where)
+    check_config(config, name)
+    return config
+
+
+def _bos(name: str, source: str, where: dict[str, Any]) -> tuple[str, str]:
+    """The BOS token of a model's tokenizer, or what to do where it has none."""
+    tokenizer = pretrained(transformers.AutoTokenizer, name, source, where)
+    ordinary_beside(tokenizer, None)
+    if tokenizer.bos_token is None:
+        return "", f"this tokenizer has no BOS token: {choice_of_bos(tokenizer)}"
+    return tokenizer.bos_token, ""
 
 
 def _without_weights(config: Any, name: str, dtype: torch.dtype) -> Any:
