@@ -9,7 +9,6 @@ import pandas as pd
 
 from posstats.columns import COLUMNS
 
-
 #: What a p or q below it is printed as being below.
 _SMALLEST_P = "1e-6"
 
