@@ -286,10 +286,12 @@ def test_dumps_and_tables_of_any_name(tmp_path, monkeypatch):
     monkeypatch.setattr(analysis, "_computed", lambda tasks, *_: ((task, analysis._compute(task)) for task in tasks))
     for question in ("mine", "other"):
         (tmp_path / f"{question}.py").write_text(
-            "import pandas as pd\nfrom posstats.findings import Findings\nfrom posstats.tables import Table\n"
+            "import pandas as pd\nfrom posstats.findings import Findings, Quantity\nfrom posstats.tables import Table\n"
             "def analyse(ds, inference):\n"
             f"    frame = pd.DataFrame({{'layer': [0, 1], 'estimate': [0.25, 0.5]}})\n"
-            f"    return Findings({{'same': Table(frame, 'Of {question}: C_{{ij}}', notes=('p: of {{x}}.',))}})\n"
+            f"    table = Table(frame, 'Of {question}: C_{{ij}}', notes=('p: of {{x}}.',))\n"
+            "    names = ('leakage of the last layer', 'early removal by hand', 'my mask share')\n"
+            f"    return Findings({{'same': table}}, headline=[Quantity(name, 'nats', 0.5) for name in names])\n"
         )
     ds = ps.simulate(n=6, length=20, heads=1, offsets=(0, 1), seed=0).dataset
     dumps = {name: write_dump(ds, tmp_path / f"{name}.h5") for name in ("α", "β", "headline.x")}
@@ -304,6 +306,9 @@ def test_dumps_and_tables_of_any_name(tmp_path, monkeypatch):
     assert text.count("Of mine: C_{ij}") == text.count("Of other: C_{ij}") > 0
     assert text.count("only 6 documents: intervals are reliable from 24 on.</p>") >= 3
     assert 'download="α-same.csv"' in text
+    # A quantity that is nobody's but the user's has no words of ours beside it.
+    assert "leakage of the last layer</td>" in text
+    assert '<span class="meaning">' not in text
     assert 'download="α-other-same.csv"' in text
 
 

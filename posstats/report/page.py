@@ -19,13 +19,13 @@ from posstats.report.reading import Results, WrittenTable
 
 #: What the description of a dump ends with where intervals rest on few or repeated documents.
 _FEW = re.compile(r"; ((?:\d+ of \d+ documents have |only \d+ documents: )[^;]*(?:; only \d+ documents: [^;]*)?)$")
-#: Beginning of a headline quantity -> what it says, for the tiles on top.
+#: A headline quantity of ours, whole and with its condition -> what it says, for the tiles on top.
 _TILES = {
-    "leakage": "how much absolute position log attention carries, over all heads and layers",
-    "mask share": "of that leakage comes from the causal mask",
-    "residual share": "of that leakage comes from the residual stream",
-    "early removal by": "of the residual magnitude at early queries goes when BOS is replaced; the paper's abstract "
-    "reports 0.40",
+    r"leakage": "how much absolute position log attention carries, over all heads and layers",
+    r"mask share": "of that leakage comes from the causal mask",
+    r"residual share": "of that leakage comes from the residual stream",
+    r"early removal by bos=\S+": "of the residual magnitude at early queries goes when BOS is replaced; the paper's "
+    "abstract reports 0.40",
 }
 
 
@@ -103,7 +103,7 @@ def _headline(results: Results) -> str:
 
 def _tile(table: WrittenTable, row: int, level: float) -> str:
     raw, shown = table.raw[row], table.shown[row]
-    meaning = next((text for start, text in _TILES.items() if raw["quantity"].startswith(start)), None)
+    meaning = next((text for name, text in _TILES.items() if re.fullmatch(name, raw["quantity"])), None)
     if meaning is None:
         return ""
     interval = f"{100 * level:g}% interval {shown['low']}" if raw["low"] else raw["note"]
