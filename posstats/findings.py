@@ -1,7 +1,7 @@
 """What an analysis file returns: tables, figures, and its lines of the headline table."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -56,6 +56,16 @@ class Quantity:
         row = table.iloc[0]
         numbers = {name: float(row[name]) for name in ("estimate", "low", "high", "p", "q") if name in row}
         return cls(quantity, unit, **numbers, note=str(row.get("note", "")), rests_on=rests_on(result))
+
+    def noted(self, note: str) -> "Quantity":
+        """Return the line with more to be kept in mind, after what its note says already.
+
+        Examples
+        --------
+        >>> Quantity("share", "fraction", 0.5, note="few documents").noted("chance 0.125").note
+        'few documents; chance 0.125'
+        """
+        return replace(self, note="; ".join(filter(None, (self.note, note))))
 
 
 @dataclass(frozen=True, slots=True)

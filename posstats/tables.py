@@ -18,7 +18,7 @@ from posstats.results_claims import ClaimsResult, ContrastResult
 from posstats.results_comparison import ModelLevelResult, ModelSlopeResult
 from posstats.results_decoding import DecodingResult, DiscriminationResult
 from posstats.stats.resample import INTERVAL_METHODS
-from posstats.views import View, column_cells, in_order, interval_cells, is_text, one_line, unit_text
+from posstats.views import View, column_cells, in_order, interval_cells, is_text, one_line, unit_cell, unit_text
 
 _FAMILIES = {
     LeakageResult: "all rows of the same condition and queries",
@@ -238,12 +238,13 @@ def to_markdown(table: Table) -> str:
     return "\n".join(lines)
 
 
-def to_latex(table: Table, label: str = "") -> str:
+def to_latex(table: Table | Result, label: str = "") -> str:
     r"""LaTeX for booktabs (and longtable where there are more than 40 rows), everything escaped.
 
     Parameters
     ----------
-    table : Table
+    table : Table or Result
+        Of a result, the table that :func:`table_of` makes of it.
     label : str
         Label for ``\ref``, without the leading ``tab:``.
 
@@ -254,6 +255,7 @@ def to_latex(table: Table, label: str = "") -> str:
     Examples
     --------
     >>> print(to_latex(Table(pd.DataFrame({"term": ["logit_drift"], "p": [1e-6]}), "Example"), "example"))
+    % needs \usepackage{booktabs}
     \begin{table}
     \centering
     \caption{Example}
@@ -267,6 +269,7 @@ def to_latex(table: Table, label: str = "") -> str:
     \end{tabular}
     \end{table}
     """
+    table = table_of(table) if isinstance(table, Result) else table
     header, cells, left = _formatted(table)
     columns = "".join("l" if x else "r" for x in left)
     kinds = [tex_text if text else tex_number for text in left]
@@ -278,11 +281,13 @@ def to_latex(table: Table, label: str = "") -> str:
     if len(cells) > _LONG:
         head = [r"\toprule", rows[0], r"\midrule"]
         lines = [
+            r"% needs \usepackage{booktabs,longtable}",
             rf"\begin{{longtable}}{{{columns}}}", caption, mark + r" \\", *head, r"\endfirsthead", *head, r"\endhead",
             r"\bottomrule", r"\endfoot", *rows[1:], r"\end{longtable}", *notes,
         ]  # fmt: skip
     else:
         lines = [
+            r"% needs \usepackage{booktabs}",
             r"\begin{table}", r"\centering", caption, mark, rf"\begin{{tabular}}{{{columns}}}", r"\toprule", rows[0],
             r"\midrule", *rows[1:], r"\bottomrule", r"\end{tabular}", *notes, r"\end{table}",
         ]  # fmt: skip
@@ -362,7 +367,7 @@ def _formatted(table: Table) -> View:
         else:
             title, column = name.replace("_", " "), column_cells(frame, name)
         header.append(f"{title} ({unit})" if unit else title)
-        columns.append([cell.replace("^2", "²") for cell in column] if name == "unit" else column)
+        columns.append([unit_cell(cell) for cell in column] if name == "unit" else column)
         left.append(is_text(frame[name]))
     return View(header, [list(row) for row in zip(*columns, strict=True)], left)
 

@@ -147,6 +147,31 @@ def unit_text(units: str) -> str:
     return "" if units == "1" else units.replace("^2", "²")
 
 
+def unit_cell(units: str) -> str:
+    """A unit in a column of units, where that of a ratio has a name too: "fraction".
+
+    Examples
+    --------
+    >>> unit_cell("nats^2"), unit_cell("1"), unit_cell("fraction"), unit_cell("")
+    ('nats²', 'fraction', 'fraction', '')
+    """
+    return "fraction" if units == "1" else unit_text(units)
+
+
+def model_name(model: str) -> str:
+    """A model as headings name it: of one that lies in a folder of this machine, the folder's or file's own name.
+
+    Examples
+    --------
+    >>> model_name("/home/me/models/mine"), model_name("./mine.gguf, sliding_window=32"), model_name("org/model")
+    ('mine', 'mine.gguf, sliding_window=32', 'org/model')
+    """
+    path, comma, rest = model.partition(", ")
+    if not path.startswith(("/", "./", "../", "~")) and "\\" not in path and path.count("/") < 2:
+        return model
+    return (path.replace("\\", "/").rstrip("/").rpartition("/")[2] or path) + comma + rest
+
+
 def one_line(text: str) -> str:
     r"""Text on one line, whatever breaks a name holds.
 
@@ -205,6 +230,6 @@ def view_of(frame: pd.DataFrame, units: Mapping[str, str]) -> View:
         cells = column_cells(frame, name)
         unit = unit_text(units.get(name, ""))
         header.append(f"{name} ({unit})" if unit else name)
-        columns.append([unit_text(cell) or cell for cell in cells] if name == "unit" else cells)
+        columns.append([unit_cell(cell) for cell in cells] if name == "unit" else cells)
         left.append(is_text(frame[name]))
     return View(header, [list(row) for row in zip(*columns, strict=True)], left)

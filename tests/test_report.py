@@ -161,8 +161,10 @@ class TestStructure:
     def test_names_are_escaped(self, page):
         text = page.read_text(encoding="utf-8")
         assert "a &lt;model&gt; &amp; {more}, read-only kind, 24 sequences" in text
-        assert "<title>Absolute position in a &lt;model&gt; &amp; {more}, read-only kind, simulated</title>" in text
-        assert 'class="warning"' not in text  # 24 documents are enough, whatever a name says
+        assert (
+            "<title>Absolute position in a &lt;model&gt; &amp; {more}, read-only kind, simulated data</title>" in text
+        )
+        assert text.count('class="warning"') == 1  # of simulated data; 24 documents are enough, whatever a name says
         assert "<model>" not in text
 
     def test_downloads_are_the_files(self, read, folder):
@@ -171,6 +173,13 @@ class TestStructure:
         assert saved["some-shares.csv"] == (folder / "some" / "leakage_shares" / "shares.csv").read_bytes()
         assert saved["some-shares.tex"] == (folder / "some" / "leakage_shares" / "shares.tex").read_bytes()
         assert saved["some-shares_by_layer.pdf"][:4] == b"%PDF"
+
+    def test_what_was_simulated_is_said_on_top(self, page):
+        text = page.read_text(encoding="utf-8")
+        assert ", simulated data</h1>" in text
+        assert "No model was recorded for weak: the data are simulated" in text
+        assert text.count('<p class="note">n = 24 documents.</p>') == 2
+        assert "sum over 6 heads and 2 offsets" in text
 
 
 class TestNumbers:
@@ -187,13 +196,14 @@ class TestNumbers:
         which = ", ".join(str(expected[0].get(column)) for column in ("model", "dump", "kind"))
         titles = {"headline": f"Headline numbers of {name}", "claims/claims": f"Claims of {name}: {which}"}
         wanted = titles.get(question, f"{table.title}: {table.name} of {name}")
+        wanted += ", documents: 24, training runs: 1" if question == "claims/claims" else ""
         found = [one for one in read.tables if one["caption"] == wanted]
         shown = [row for one in found for row in body(one)]
         assert len(shown) == len(expected)
         for cells, row in zip(shown, expected, strict=True):
             for column, title in table.headings.items():
                 if title not in cells:
-                    assert column in ("dump", "model", "kind")
+                    assert column in ("dump", "model", "kind", "rule", "n", "runs")
                     continue
                 assert cells[title]["data-value"] == row[column]
                 if column == "low":
@@ -452,6 +462,20 @@ class TestInTheBrowser:
         assert opened.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
         assert opened.evaluate("Math.min(...[...document.querySelectorAll('td, p')].map("
                                "one => parseFloat(getComputedStyle(one).fontSize)))") >= 12  # fmt: skip
+
+    def test_the_ledger_is_seen_whole_with_the_verdict_in_front(self, opened):
+        opened.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true })")
+        ledger = opened.locator(".frame:has(.ledger)").first
+        assert ledger.evaluate("one => one.scrollWidth <= one.clientWidth")
+        assert [text.split()[0] for text in ledger.locator("thead th").all_text_contents()][:4] == [
+            "claim", "part", "verdict", "reason",
+        ]  # fmt: skip
+
+    @pytest.mark.parametrize("opened", [390], indirect=True)
+    def test_a_card_leaves_out_every_number_that_is_withheld(self, opened):
+        dashes = "[...document.querySelectorAll('.cards td')].filter(one => one.textContent === '–')"
+        assert opened.evaluate(f"{dashes}.length") > 0
+        assert opened.evaluate(f"{dashes}.every(one => getComputedStyle(one).display === 'none')")
 
     def test_tables_sort_by_number_with_empty_cells_last(self, opened):
         table = opened.locator(".heads table").first

@@ -133,6 +133,20 @@ def test_a_long_table_breaks_over_pages_in_latex():
     assert r"\begin{longtable}" not in to_latex(Table(frame.head(40), "short"))
 
 
+def test_latex_of_a_result_is_one_call_that_names_its_packages(results):
+    assert to_latex(results["leakage"]) == to_latex(table_of(results["leakage"]))
+    assert to_latex(results["leakage"]).startswith("% needs \\usepackage{booktabs}\n")
+    frame = pd.DataFrame({"layer": range(41)})
+    assert to_latex(Table(frame, "long")).startswith("% needs \\usepackage{booktabs,longtable}\n")
+
+
+def test_every_ratio_has_one_unit():
+    frame = pd.DataFrame({"quantity": ["a", "b", "c"], "unit": ["1", "fraction", "nats^2"], "estimate": [0.5] * 3})
+    assert [line.split(" | ")[1] for line in to_markdown(Table(frame, "x")).splitlines()[4:]] == [
+        "fraction", "fraction", "nats²",
+    ]  # fmt: skip
+
+
 def test_latex_escapes_whatever_a_name_holds():
     frame = pd.DataFrame({"condition": [r"a_b%c&d#e$f{g}~h^i\j", "[2, 4)"], "estimate": [1e-12, -3e-5]})
     text = to_latex(Table(frame, "50% of C_1 & more"))

@@ -13,7 +13,7 @@ from posstats.columns import COLUMNS
 from posstats.results import SHOWN, LeakageResult
 from posstats.results_claims import MixedResult
 from posstats.results_comparison import WideResult
-from posstats.views import significant, unit_text, view_of
+from posstats.views import model_name, significant, unit_text, view_of
 
 
 class Page(HTMLParser):
@@ -190,6 +190,14 @@ class TestCells:
         text = results[0].summary(rows=2)
         assert f"... {len(results[0].table) - 2} more rows in .table" in text
         assert len(text.split("\n")) == 1 + 2 + 2 + 2
+
+
+@pytest.mark.parametrize(
+    "model", ["/data/models/mine", "./mine", "../runs/mine/", "~/mine", "data/models/mine", "C:\\\\m\\\\mine"]
+)
+def test_a_local_model_is_named_by_its_folder(model):
+    assert model_name(model) == "mine"
+    assert model_name(f"{model}, run 1/2") == "mine, run 1/2"
 
 
 class TestFurther:
