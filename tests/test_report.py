@@ -203,7 +203,7 @@ class TestNumbers:
         for cells, row in zip(shown, expected, strict=True):
             for column, title in table.headings.items():
                 if title not in cells:
-                    assert column in ("dump", "model", "kind", "rule", "n", "runs")
+                    assert column in ("dump", "model", "kind", "rule", "p", "n", "runs")
                     continue
                 assert cells[title]["data-value"] == row[column]
                 if column == "low":

@@ -41,12 +41,12 @@ def _ledger(table: WrittenTable, dump: str) -> str:
             for row in wholes
         )
         caption = f"Claims of {dump}: {', '.join(filter(None, (model_name(which[0]), *which[1:])))}"
-        # The rule repeats the criterion; numbers that all rows share are in the caption. Files have every column.
+        # The rule repeats the criterion, q adjusts p; what all rows share is in the caption. Files have every column.
         same = {name: table.raw[numbers[0]][name] for name in ("n", "runs")
                 if name in table.headings and len({table.raw[number][name] for number in numbers}) == 1}  # fmt: skip
         rests_on = "".join(f", {text} {same[name]}" for name, text in _SHARED.items() if name in same)
         shown = table_html(
-            table, caption + rests_on, rows=numbers, leave_out=(*_WHICH, "rule", *same), first=_IN_FRONT,
+            table, caption + rests_on, rows=numbers, leave_out=(*_WHICH, "rule", "p", *same), first=_IN_FRONT,
             kind="cards ledger",
             mark=lambda row, column: _badge(row) if column == "verdict" else "whole" if row["part"] == WHOLE else "",
         )  # fmt: skip
