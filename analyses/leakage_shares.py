@@ -29,7 +29,9 @@ def analyse(ds: xr.Dataset, inference: InferenceConfig) -> Findings:
             "residual_share_map": figures.head_map(by_head),
         },
         headline=[
-            Quantity.of("leakage", leakage.units, leakage, condition=BASELINE, queries="all"),
+            Quantity.of("leakage", leakage.units, leakage, condition=BASELINE, queries="all").noted(
+                f"sum over {ds.sizes['layer'] * ds.sizes['head']} heads and {ds.sizes['offset']} offsets"
+            ),
             *(
                 Quantity.of(f"{term.replace('_', ' ')} share", "fraction", shares, queries="all", term=term)
                 for term in ("mask", RESIDUAL, *RESIDUAL_TERMS)

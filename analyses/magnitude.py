@@ -17,8 +17,8 @@ def analyse(ds: xr.Dataset, inference: InferenceConfig) -> Findings:
     magnitude = ps.magnitude(ds.sel(condition=conditions), **inference.options())
     what, where = "early residual magnitude, i in [2, 16)", {"condition": BASELINE, "queries": EARLY, "term": RESIDUAL}
     if EARLY in magnitude.table.queries.tolist():
-        heads = ds.sizes["layer"] * ds.sizes["head"]
-        early = Quantity.of(what, magnitude.units, magnitude, remark=lambda row: per_head(row.estimate, heads), **where)
+        early = Quantity.of(what, magnitude.units, magnitude, **where)
+        early = early.noted(per_head(early.estimate, ds.sizes["layer"] * ds.sizes["head"]))
     else:
         early = Quantity.absent(what, magnitude.units, no_early(ds))
     return Findings(

@@ -15,20 +15,16 @@ def analyse(ds: xr.Dataset, inference: InferenceConfig) -> Findings:
     replacements = [name for name in ds.condition.values.tolist() if name.startswith("bos=")]
     if not replacements:
         return Findings()
-    removal, heads = ps.removal(ds, replacements, **inference.options()), ds.sizes["layer"] * ds.sizes["head"]
+    removal = ps.removal(ds, replacements, **inference.options())
+    early = removal.table[removal.table.queries == EARLY]
+    # The baseline is the same for all of them.
+    size = per_head(early.baseline_magnitude.max(), ds.sizes["layer"] * ds.sizes["head"], "of ")
     return Findings(
         tables={"removal": removal},
         figures={"removal_by_octave": figures.removal_by_octave(removal)},
         headline=[
-            Quantity.of(
-                f"early removal by {name}",
-                "fraction",
-                removal,
-                remark=lambda row: per_head(row.baseline_magnitude, heads, "of "),
-                condition=name,
-                queries=EARLY,
-            )
-            if EARLY in removal.table.queries.tolist()
+            Quantity.of(f"early removal by {name}", "fraction", removal, condition=name, queries=EARLY).noted(size)
+            if len(early)
             else Quantity.absent(f"early removal by {name}", "fraction", no_early(ds))
             for name in replacements
         ],

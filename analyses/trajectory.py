@@ -33,7 +33,7 @@ def analyse(ds: xr.Dataset, inference: InferenceConfig) -> Findings:
     headline = [
         Quantity(
             "largest departure of position 0 from running alone",
-            "relative",
+            "fraction",
             float(worst.largest),
             note=f"{worst.condition}, depth {worst.depth}; rounding: {worst.tolerance:g}",
         ),
@@ -41,6 +41,7 @@ def analyse(ds: xr.Dataset, inference: InferenceConfig) -> Findings:
     ]
     for condition in dict.fromkeys(identification.table.condition):
         tables["first_token"] = identification
+        chance = identification.table.chance[identification.table.condition == condition].iloc[0]
         headline += [
             Quantity.of(
                 f"first token identified from {heads} heads, {condition}",
@@ -49,7 +50,7 @@ def analyse(ds: xr.Dataset, inference: InferenceConfig) -> Findings:
                 condition=condition,
                 layers="all",
                 heads=heads,
-            )
+            ).noted(f"chance {chance:.3g}")
             for heads in ("sink-reading", "other")
         ]
     if identification.table.condition.nunique() == 1:

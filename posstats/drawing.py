@@ -1,5 +1,6 @@
 """What figures have in common: axes, palette, captions, maps."""
 
+import textwrap
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,14 @@ def legend_below(ax: Axes, **options: Any) -> None:
         bbox_transform=ax.transAxes + ScaledTranslation(0, -_BELOW, ax.figure.dpi_scale_trans),
         **{"ncols": 2, **options},
     )  # fmt: skip
+
+
+def say_why(ax: Axes, why: str) -> Axes:
+    """Axes that have nothing to draw: the reason in the place of lines and ticks, whoever looks at PDF or PNG alone."""
+    ax.set_xticks([])
+    ax.set_yticks([])
+    ax.text(0.5, 0.5, textwrap.fill(why, 60), transform=ax.transAxes, ha="center", va="center", fontsize="small")
+    return ax
 
 
 def map_axes(ax: Axes | None, layers: NDArray[np.integer], heads: NDArray[np.integer]) -> Axes:

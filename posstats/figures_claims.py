@@ -9,6 +9,7 @@ from posstats.drawing import GREY, axes_of, captioned, level_of
 from posstats.errors import InputError
 from posstats.results_claims import ClaimsResult, ContrastResult
 from posstats.verdicts import CONTRADICTED, INCONCLUSIVE, NOT_TESTABLE, SUPPORTED
+from posstats.views import model_name
 
 #: Verdict -> colour and mark, those of the list in the report; the marks say it without colour too.
 _VERDICTS = {
@@ -52,7 +53,7 @@ def verdict_grid(result: ClaimsResult, ax: Axes | None = None) -> Axes:
     ax.set_xlim(0, verdicts.shape[1])
     ax.set_ylim(len(verdicts) - 0.5, -0.5)
     ax.set_xticks([k + 0.5 for k in range(verdicts.shape[1])], labels=verdicts.columns.tolist())
-    ax.set_yticks(range(len(verdicts)), labels=[", ".join(name) for name in verdicts.index], fontsize="small")
+    ax.set_yticks(range(len(verdicts)), labels=[f"{model_name(m)}, {of}" for m, of in verdicts.index], fontsize="small")
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
     patches = [Patch(color=colour, label=f"{name} {mark}".strip()) for name, (colour, mark) in _VERDICTS.items()]

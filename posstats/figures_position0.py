@@ -6,7 +6,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from posstats.drawing import COLOURS, GREY, MARKERS, axes_of, captioned, legend_below, level_of, map_axes
+from posstats.drawing import COLOURS, GREY, MARKERS, axes_of, captioned, legend_below, level_of, map_axes, say_why
 from posstats.errors import InputError
 from posstats.results_position0 import IdentificationResult, ReaderResult, SinkResult, TrajectoryResult
 from posstats.vocabulary import BASELINE
@@ -158,9 +158,10 @@ def identification_by_layer(result: IdentificationResult, ax: Axes | None = None
         by_layer.groupby("heads", sort=False), _HEADS.values(), strict=True
     ):
         everywhere = table[(table.layers == "all") & (table.heads == heads)].estimate.iloc[0]
-        _lines(ax, rows.layers.astype(int), rows, colour, marker, f"{label} (all layers: {everywhere:.2f})")
+        said = "none in some fold" if np.isnan(everywhere) else f"all layers: {everywhere:.2f}"
+        _lines(ax, rows.layers.astype(int), rows, colour, marker, f"{label} ({said})")
     chance = float(table.chance.iloc[0])
-    ax.axhline(chance, color=GREY, linewidth=0.8, linestyle="--", label=f"chance, {chance:.2g}")
+    ax.axhline(chance, color=GREY, linewidth=0.8, linestyle="--", label=f"chance, {chance:.3g}")
     ax.set_ylim(-0.03, 1.03)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.set_xlabel("layer")
@@ -192,6 +193,11 @@ def displacement_by_depth(result: ReaderResult, ax: Axes | None = None) -> Axes:
     """
     table = result.table
     ax = axes_of(ax, (6.4, 3.6))
+    ax.set_xlabel("depth of the replacement (blocks passed)")
+    ax.set_ylabel("displacement of the residual (nats²)")
+    shown = table[table.quantity.isin(_HEADS)]
+    if shown.estimate.isna().all():
+        return say_why(ax, _reasons(shown))
     tokens = list(dict.fromkeys(table.token))
     for k, token in enumerate(tokens):
         for quantity, (colour, marker, label) in _HEADS.items():
@@ -199,14 +205,11 @@ def displacement_by_depth(result: ReaderResult, ax: Axes | None = None) -> Axes:
             several = len(tokens) > 1
             marker = MARKERS[k % len(MARKERS)] if several else marker
             _lines(ax, rows.depth, rows, colour, marker, f"{label}, token {token}" if several else label)
-    shown = table[table.quantity.isin(_HEADS)]
     if (shown.low > 0).all():
         ax.set_yscale("log")
     else:
         ax.axhline(0, color=GREY, linewidth=0.8, linestyle=":", zorder=0)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    ax.set_xlabel("depth of the replacement (blocks passed)")
-    ax.set_ylabel("displacement of the residual (nats²)")
     legend_below(ax)
     return captioned(ax, result)
 
@@ -235,14 +238,18 @@ def anchoring_by_position(result: SinkResult, ax: Axes | None = None) -> Axes:
     if table.empty:
         raise InputError("This figure needs conditions bos@P, and the dump has none.")
     ax = axes_of(ax, (6.4, 3.6))
+    ax.set_xlabel("position P of the BOS token (tokens)")
+    ax.set_ylabel("mean attention (fraction)")
+    if table.estimate.isna().all():
+        return say_why(ax, _reasons(table))
     at = [name.removeprefix("bos@") for name in table.condition]
     for column, label, colour, marker in (
         ("attention", "BOS token at P", COLOURS[1], "s"),
         ("reference_attention", "position 0", COLOURS[2], "o"),
     ):
-        ax.plot(at, table[column], color=colour, marker=marker, markersize=4, linewidth=1, label=label)
+        ax.plot(range(len(at)), table[column], color=colour, marker=marker, markersize=4, linewidth=1, label=label)
     ax.errorbar(
-        at,
+        range(len(at)),
         table.estimate,
         yerr=[table.estimate - table.low, table.high - table.estimate],
         color="black",
@@ -252,11 +259,17 @@ def anchoring_by_position(result: SinkResult, ax: Axes | None = None) -> Axes:
         capsize=2,
         label="difference",
     )
+    # A P without a number has its tick too, which an axis of names leaves out.
+    ax.set_xticks(range(len(at)), labels=at)
+    ax.set_xlim(-0.5, len(at) - 0.5)
     ax.axhline(0, color=GREY, linewidth=0.8, linestyle=":", zorder=0)
-    ax.set_xlabel("position P of the BOS token (tokens)")
-    ax.set_ylabel("mean attention (fraction)")
     legend_below(ax)
     return captioned(ax, result, "sink-reading heads\n")
+
+
+def _reasons(table: pd.DataFrame) -> str:
+    """Why rows without numbers have none."""
+    return "; ".join(dict.fromkeys(table.note.astype(str)))
 
 
 def _rows(table: pd.DataFrame, *, condition: str) -> pd.DataFrame:

@@ -1,10 +1,9 @@
 """What an analysis file returns: tables, figures, and its lines of the headline table."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import pandas as pd
 from matplotlib.axes import Axes
 
 from posstats.errors import InputError
@@ -47,16 +46,8 @@ class Quantity:
         return cls(quantity, unit, float("nan"), note=why)
 
     @classmethod
-    def of(
-        cls,
-        quantity: str,
-        unit: str,
-        result: Result,
-        /,
-        remark: Callable[[pd.Series], str] | None = None,
-        **where: object,
-    ) -> "Quantity":
-        """Take the one row of a result whose key columns have the given values, with a remark on it before its note."""
+    def of(cls, quantity: str, unit: str, result: Result, /, **where: object) -> "Quantity":
+        """Take the one row of a result whose key columns have the given values."""
         table = result.table
         for name, value in where.items():
             table = table[table[name] == value]
@@ -64,8 +55,17 @@ class Quantity:
             raise InputError(f"{quantity}: {len(table)} rows of {result.title} match {where}, not one")
         row = table.iloc[0]
         numbers = {name: float(row[name]) for name in ("estimate", "low", "high", "p", "q") if name in row}
-        notes = (remark(row) if remark else "", str(row.get("note", "")))
-        return cls(quantity, unit, **numbers, note="; ".join(filter(None, notes)), rests_on=rests_on(result))
+        return cls(quantity, unit, **numbers, note=str(row.get("note", "")), rests_on=rests_on(result))
+
+    def noted(self, note: str) -> "Quantity":
+        """Return the line with more to be kept in mind, after what its note says already.
+
+        Examples
+        --------
+        >>> Quantity("share", "fraction", 0.5, note="few documents").noted("chance 0.125").note
+        'few documents; chance 0.125'
+        """
+        return replace(self, note="; ".join(filter(None, (self.note, note))))
 
 
 @dataclass(frozen=True, slots=True)

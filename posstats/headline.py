@@ -11,10 +11,13 @@ import xarray as xr
 from posstats.labelled import repeated_documents_note
 from posstats.store import open_dump
 from posstats.tables import Table
+from posstats.views import model_name
 from posstats.vocabulary import FEW_DOCUMENTS
 
 #: Name of its files, without ending.
 HEADLINE = "headline"
+#: What a dump of ``posstats simulate`` is of, where others name their model.
+SIMULATED = "simulated data"
 _COLUMNS = ["dump", "quantity", "unit", "estimate", "low", "high", "p", "q", "note"]
 #: What lines rest on -> how a footnote says so.
 _KINDS = {"intervals": "interval, {}", "queries": "queries i, {}", "p": "p, {}", "q": "q, {}"}
@@ -84,7 +87,8 @@ def _shared(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 def _described(dataset: xr.Dataset) -> str:
     documents = len(set(dataset.document.values.tolist()))
-    model = dataset.attrs.get("model", dataset.attrs.get("model_id", "unnamed model"))
+    model = model_name(str(dataset.attrs.get("model", dataset.attrs.get("model_id", "unnamed model"))))
+    model = SIMULATED if model == "simulated" else model
     described = (
         f"{model}, {dataset.sizes['sequence']} sequences of {dataset.sizes['query']} tokens from {documents} documents"
     )

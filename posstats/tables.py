@@ -12,12 +12,13 @@ from pathlib import Path
 import pandas as pd
 
 from posstats import results_position0 as position0
+from posstats.latex import tex, tex_number, tex_text
 from posstats.results import LeakageResult, MagnitudeResult, PositionResult, RemovalResult, Result, ShareResult
 from posstats.results_claims import ClaimsResult, ContrastResult
 from posstats.results_comparison import ModelLevelResult, ModelSlopeResult
 from posstats.results_decoding import DecodingResult, DiscriminationResult
 from posstats.stats.resample import INTERVAL_METHODS
-from posstats.views import View, in_order, interval_cells, is_text, one_line, significant, unit_text
+from posstats.views import View, column_cells, in_order, interval_cells, is_text, one_line, unit_cell, unit_text
 
 _FAMILIES = {
     LeakageResult: "all rows of the same condition and queries",
@@ -80,11 +81,6 @@ _ADJUSTMENTS = {"bh": "Benjamini-Hochberg", "by": "Benjamini-Yekutieli", "holm":
 _WIDTH = 110
 #: LaTeX tables with more rows than this break over pages.
 _LONG = 40
-_TEX = {
-    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
-    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "²": r"\textsuperscript{2}", "–": "--", "<": r"\textless{}",
-    ">": r"\textgreater{}", "|": r"\textbar{}",
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,12 +238,13 @@ def to_markdown(table: Table) -> str:
     return "\n".join(lines)
 
 
-def to_latex(table: Table, label: str = "") -> str:
+def to_latex(table: Table | Result, label: str = "") -> str:
     r"""LaTeX for booktabs (and longtable where there are more than 40 rows), everything escaped.
 
     Parameters
     ----------
-    table : Table
+    table : Table or Result
+        Of a result, the table that :func:`table_of` makes of it.
     label : str
         Label for ``\ref``, without the leading ``tab:``.
 
@@ -258,6 +255,7 @@ def to_latex(table: Table, label: str = "") -> str:
     Examples
     --------
     >>> print(to_latex(Table(pd.DataFrame({"term": ["logit_drift"], "p": [1e-6]}), "Example"), "example"))
+    % needs \usepackage{booktabs}
     \begin{table}
     \centering
     \caption{Example}
@@ -271,22 +269,25 @@ def to_latex(table: Table, label: str = "") -> str:
     \end{tabular}
     \end{table}
     """
+    table = table_of(table) if isinstance(table, Result) else table
     header, cells, left = _formatted(table)
     columns = "".join("l" if x else "r" for x in left)
-    kinds = [_tex_text if text else _tex_cell for text in left]
-    rows = [" & ".join(map(_tex_text, header)) + r" \\"]
+    kinds = [tex_text if text else tex_number for text in left]
+    rows = [" & ".join(map(tex_text, header)) + r" \\"]
     rows += [" & ".join(kind(cell) for kind, cell in zip(kinds, row, strict=True)) + r" \\" for row in cells]
-    caption = rf"\caption{{{_tex(table.title)}}}"
+    caption = rf"\caption{{{tex(table.title)}}}"
     mark = rf"\label{{tab:{label}}}"
-    notes = [r"{\footnotesize " + " ".join(map(_tex, table.notes)) + r"\par}"] if table.notes else []
+    notes = [r"{\footnotesize " + " ".join(map(tex, table.notes)) + r"\par}"] if table.notes else []
     if len(cells) > _LONG:
         head = [r"\toprule", rows[0], r"\midrule"]
         lines = [
+            r"% needs \usepackage{booktabs,longtable}",
             rf"\begin{{longtable}}{{{columns}}}", caption, mark + r" \\", *head, r"\endfirsthead", *head, r"\endhead",
             r"\bottomrule", r"\endfoot", *rows[1:], r"\end{longtable}", *notes,
         ]  # fmt: skip
     else:
         lines = [
+            r"% needs \usepackage{booktabs}",
             r"\begin{table}", r"\centering", caption, mark, rf"\begin{{tabular}}{{{columns}}}", r"\toprule", rows[0],
             r"\midrule", *rows[1:], r"\bottomrule", r"\end{tabular}", *notes, r"\end{table}",
         ]  # fmt: skip
@@ -364,36 +365,12 @@ def _formatted(table: Table) -> View:
         if name == "low" and "high" in frame:
             title, column = f"{_percent(table.level)} interval", interval_cells(frame)
         else:
-            title, column = name.replace("_", " "), [significant(value) for value in frame[name].tolist()]
+            title, column = name.replace("_", " "), column_cells(frame, name)
         header.append(f"{title} ({unit})" if unit else title)
-        columns.append([cell.replace("^2", "²") for cell in column] if name == "unit" else column)
+        columns.append([unit_cell(cell) for cell in column] if name == "unit" else column)
         left.append(is_text(frame[name]))
     return View(header, [list(row) for row in zip(*columns, strict=True)], left)
 
 
 def _markdown_row(cells: list[str]) -> str:
     return "| " + " | ".join(one_line(cell).replace("\\", "\\\\").replace("|", "\\|") for cell in cells) + " |"
-
-
-def _tex(text: str) -> str:
-    return "".join(_TEX.get(character, character) for character in one_line(text))
-
-
-def _tex_text(cell: str) -> str:
-    # The braces keep a row that begins with a bracket from being read as an argument of \\.
-    return _tex(cell).replace("[", "{[}")
-
-
-def _tex_cell(cell: str) -> str:
-    """Escape a cell of a column of numbers, which are typeset as mathematics."""
-    if cell.startswith("["):
-        low, high = cell[1:-1].split(", ")
-        return f"{{[}}{_tex_cell(low)}, {_tex_cell(high)}]"
-    mantissa, exponent, power = cell.partition("e")
-    try:
-        float(cell)
-    except ValueError:
-        return _tex_text(cell)
-    if exponent:
-        return rf"${mantissa} \times 10^{{{int(power)}}}$"
-    return f"${cell}$" if cell.startswith("-") else cell

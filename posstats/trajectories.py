@@ -259,6 +259,7 @@ def _scored(found: Identification | None, level: float) -> dict[str, object]:
         return nothing | {"note": "no such head in the training documents of some fold"}
     low, high = found.interval(level)
     se = float(found.by_document.std(ddof=1) / np.sqrt(len(found.by_document)))
-    note = "every document, or none" if found.accuracy in (0.0, 1.0) else ""
+    # The standard error over documents is 0 then; the exact interval does not rest on it.
+    note = {0.0: "no document was identified", 1.0: "every document was identified"}.get(found.accuracy, "")
     numbers = {"estimate": found.accuracy, "se": se, "low": low, "high": high, "p": found.p}
     return numbers | {"n_heads": found.n_heads, "note": note}

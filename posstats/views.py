@@ -9,6 +9,9 @@ import pandas as pd
 
 from posstats.columns import COLUMNS
 
+#: What a p or q below it is printed as being below.
+_SMALLEST_P = "1e-6"
+
 
 class View(NamedTuple):
     """Cells of a table, ready to be shown.
@@ -77,6 +80,33 @@ def significant(value: object, digits: int = 3) -> str:
     return f"{rounded:.{max(0, digits - 1 - int(np.floor(np.log10(abs(rounded)))))}f}"
 
 
+def column_cells(frame: pd.DataFrame, name: str) -> list[str]:
+    """Cells of a column, with the digits that the columns beside it ask for.
+
+    An estimate with an interval beside it gets as many significant digits as the limits do, three or more: rounding to
+    the same digits keeps order, so it never moves an estimate out of its own interval. A p or q below 1e-6 is printed
+    as that, for no tail of a t distribution is known further out.
+
+    Examples
+    --------
+    >>> frame = pd.DataFrame({"estimate": [35.171, 0.7], "low": [35.162, 0.184], "high": [35.183, 1.22]})
+    >>> column_cells(frame, "estimate"), column_cells(pd.DataFrame({"p": [1.36e-158, 0.0123]}), "p")
+    (['35.17', '0.700'], ['<1e-6', '0.0123'])
+    """
+    values = frame[name].tolist()
+    low, high = ("low", "high") if name == "estimate" else (f"{name}_low", f"{name}_high")
+    if low in frame and high in frame:
+        limits = zip(frame[low], frame[high], strict=True)
+        return [significant(value, _digits(*pair) or 3) for value, pair in zip(values, limits, strict=True)]
+    if name in ("p", "q") or name.endswith(("_p", "_q")):
+        return [f"<{_SMALLEST_P}" if _is_number(x) and 0 <= x < float(_SMALLEST_P) else significant(x) for x in values]
+    return [significant(value) for value in values]
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, float | int | np.number) and not isinstance(value, bool)
+
+
 def interval_cells(frame: pd.DataFrame, low: str = "low", high: str = "high") -> list[str]:
     """Cells that hold both limits of intervals, "–" where there is none.
 
@@ -91,11 +121,13 @@ def interval_cells(frame: pd.DataFrame, low: str = "low", high: str = "high") ->
 
 
 def _interval(low: float, high: float) -> str:
-    for digits in range(3, 7):
-        cells = significant(low, digits), significant(high, digits)
-        if cells[0] != cells[1]:
-            return f"[{', '.join(cells)}]"
-    return f"both {significant(low)}"
+    digits = _digits(low, high)
+    return f"[{significant(low, digits)}, {significant(high, digits)}]" if digits else f"both {significant(low)}"
+
+
+def _digits(low: float, high: float) -> int | None:
+    """Fewest significant digits, three or more, that tell two limits apart; None where six do not."""
+    return next((d for d in range(3, 7) if significant(low, d) != significant(high, d)), None)
 
 
 def in_order(names: list[str]) -> list[str]:
@@ -113,6 +145,31 @@ def unit_text(units: str) -> str:
     ('nats²', '')
     """
     return "" if units == "1" else units.replace("^2", "²")
+
+
+def unit_cell(units: str) -> str:
+    """A unit in a column of units, where that of a ratio has a name too: "fraction".
+
+    Examples
+    --------
+    >>> unit_cell("nats^2"), unit_cell("1"), unit_cell("fraction"), unit_cell("")
+    ('nats²', 'fraction', 'fraction', '')
+    """
+    return "fraction" if units == "1" else unit_text(units)
+
+
+def model_name(model: str) -> str:
+    """A model as headings name it: of one that lies in a folder of this machine, the folder's or file's own name.
+
+    Examples
+    --------
+    >>> model_name("/home/me/models/mine"), model_name("./mine.gguf, sliding_window=32"), model_name("org/model")
+    ('mine', 'mine.gguf, sliding_window=32', 'org/model')
+    """
+    path, comma, rest = model.partition(", ")
+    if not path.startswith(("/", "./", "../", "~")) and "\\" not in path and path.count("/") < 2:
+        return model
+    return (path.replace("\\", "/").rstrip("/").rpartition("/")[2] or path) + comma + rest
 
 
 def one_line(text: str) -> str:
@@ -170,9 +227,9 @@ def view_of(frame: pd.DataFrame, units: Mapping[str, str]) -> View:
             continue
         if name in ("note", "reason") and not frame[name].astype(bool).any():
             continue
-        cells = [significant(value) for value in frame[name].tolist()]
+        cells = column_cells(frame, name)
         unit = unit_text(units.get(name, ""))
         header.append(f"{name} ({unit})" if unit else name)
-        columns.append([unit_text(cell) or cell for cell in cells] if name == "unit" else cells)
+        columns.append([unit_cell(cell) for cell in cells] if name == "unit" else cells)
         left.append(is_text(frame[name]))
     return View(header, [list(row) for row in zip(*columns, strict=True)], left)

@@ -1,7 +1,11 @@
 """Figures of position 0: the numbers of the tables on them, units and captions, nothing left behind."""
 
+import re
+from dataclasses import replace
+
 import matplotlib.pyplot as plt
 import numpy as np
+import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
@@ -93,7 +97,7 @@ def test_identification(trajectory):
             heads = "sink-reading" if label.startswith("sink") else "other"
             np.testing.assert_array_equal(heights, table.estimate[heads][["0", "1"]])
             assert f"{table.estimate[heads, 'all']:.2f}" in label
-    assert "chance, 0.33" in found
+    assert "chance, 0.333" in found
 
 
 def test_displacement(readers):
@@ -107,6 +111,33 @@ def test_anchoring(sinks):
     row = sinks.contrasts.table.query("contrast == 'bos_minus_position0'").iloc[0]
     assert found["difference"] == pytest.approx([row.estimate])
     assert found["BOS token at P"] == pytest.approx([row.attention])
+
+
+def test_a_place_without_a_number_has_its_tick(sinks):
+    table = sinks.contrasts.table
+    more = table[table.condition == "bos@4"].assign(condition="bos@96", estimate=np.nan, attention=np.nan, low=np.nan,
+                                                    reference_attention=np.nan, high=np.nan)  # fmt: skip
+    contrasts = replace(sinks.contrasts, table=pd.concat([table, more]))
+    ax = figures.anchoring_by_position(replace(sinks, contrasts=contrasts))
+    assert [tick.get_text() for tick in ax.get_xticklabels()] == ["4", "96"]
+
+
+def test_where_no_head_is_sink_reading_figures_say_so(ds, trajectory):
+    without = ds.copy()
+    without["sink_logit"] = ds.sink_logit - 20
+    for ax in (
+        figures.anchoring_by_position(ps.sinks(without)),
+        figures.displacement_by_depth(ps.readers(without, n_permutations=9)),
+    ):
+        assert re.search("no (head|layer)[^;]* sink-reading", ax.texts[0].get_text().replace("\n", " "))
+        assert (len(ax.lines), ax.get_legend(), len(ax.get_xticks()), len(ax.get_yticks())) == (0, None, 0, 0)
+        assert ax.get_xlabel()
+    table = trajectory.identification.table.copy()
+    table.loc[table["heads"] == "sink-reading", ["estimate", "se", "low", "high"]] = np.nan
+    ax = figures.identification_by_layer(replace(trajectory.identification, table=table))
+    labels = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert "sink-reading heads (none in some fold)" in labels
+    assert not any("nan" in label for label in labels)
 
 
 def test_what_cannot_be_drawn_is_refused(ds, sinks):

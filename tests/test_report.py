@@ -22,7 +22,8 @@ from posstats.report.heads import heads_html
 from posstats.report.page import write_report
 from posstats.report.reading import read_results, read_table
 from posstats.store import write_dump
-from posstats.tables import significant, write_table
+from posstats.tables import write_table
+from posstats.views import significant
 
 ROOT = Path(__file__).parents[1]
 FILES = ("leakage_shares.py", "removal.py", "position_tests.py", "claims.py")
@@ -160,8 +161,10 @@ class TestStructure:
     def test_names_are_escaped(self, page):
         text = page.read_text(encoding="utf-8")
         assert "a &lt;model&gt; &amp; {more}, read-only kind, 24 sequences" in text
-        assert "<title>Absolute position in a &lt;model&gt; &amp; {more}, read-only kind, simulated</title>" in text
-        assert 'class="warning"' not in text  # 24 documents are enough, whatever a name says
+        assert (
+            "<title>Absolute position in a &lt;model&gt; &amp; {more}, read-only kind, simulated data</title>" in text
+        )
+        assert text.count('class="warning"') == 1  # of simulated data; 24 documents are enough, whatever a name says
         assert "<model>" not in text
 
     def test_downloads_are_the_files(self, read, folder):
@@ -170,6 +173,13 @@ class TestStructure:
         assert saved["some-shares.csv"] == (folder / "some" / "leakage_shares" / "shares.csv").read_bytes()
         assert saved["some-shares.tex"] == (folder / "some" / "leakage_shares" / "shares.tex").read_bytes()
         assert saved["some-shares_by_layer.pdf"][:4] == b"%PDF"
+
+    def test_what_was_simulated_is_said_on_top(self, page):
+        text = page.read_text(encoding="utf-8")
+        assert ", simulated data</h1>" in text
+        assert "No model was recorded for weak: the data are simulated" in text
+        assert text.count('<p class="note">n = 24 documents.</p>') == 2
+        assert "sum over 6 heads and 2 offsets" in text
 
 
 class TestNumbers:
@@ -186,13 +196,14 @@ class TestNumbers:
         which = ", ".join(str(expected[0].get(column)) for column in ("model", "dump", "kind"))
         titles = {"headline": f"Headline numbers of {name}", "claims/claims": f"Claims of {name}: {which}"}
         wanted = titles.get(question, f"{table.title}: {table.name} of {name}")
+        wanted += ", documents: 24, training runs: 1" if question == "claims/claims" else ""
         found = [one for one in read.tables if one["caption"] == wanted]
         shown = [row for one in found for row in body(one)]
         assert len(shown) == len(expected)
         for cells, row in zip(shown, expected, strict=True):
             for column, title in table.headings.items():
                 if title not in cells:
-                    assert column in ("dump", "model", "kind")
+                    assert column in ("dump", "model", "kind", "rule", "p", "n", "runs")
                     continue
                 assert cells[title]["data-value"] == row[column]
                 if column == "low":
@@ -200,7 +211,11 @@ class TestNumbers:
                 elif column in ("estimate", "p", "q"):
                     value = row[column]
                     number = float(value or "nan") if not value.isdecimal() else int(value)
-                    assert cells[title]["text"] == significant(number)
+                    if column != "estimate" and number < 1e-6:
+                        assert cells[title]["text"] == "<1e-6"
+                    else:  # an estimate may have more digits, those of its interval
+                        digits = range(3, 7) if column == "estimate" and row["low"] else [3]
+                        assert cells[title]["text"] in [significant(number, d) for d in digits]
 
     def test_heads_are_those_of_the_csvs(self, read, folder):
         for name in ("some", "weak"):
@@ -281,10 +296,12 @@ def test_dumps_and_tables_of_any_name(tmp_path, monkeypatch):
     monkeypatch.setattr(analysis, "_computed", lambda tasks, *_: ((task, analysis._compute(task)) for task in tasks))
     for question in ("mine", "other"):
         (tmp_path / f"{question}.py").write_text(
-            "import pandas as pd\nfrom posstats.findings import Findings\nfrom posstats.tables import Table\n"
+            "import pandas as pd\nfrom posstats.findings import Findings, Quantity\nfrom posstats.tables import Table\n"
             "def analyse(ds, inference):\n"
             f"    frame = pd.DataFrame({{'layer': [0, 1], 'estimate': [0.25, 0.5]}})\n"
-            f"    return Findings({{'same': Table(frame, 'Of {question}: C_{{ij}}', notes=('p: of {{x}}.',))}})\n"
+            f"    table = Table(frame, 'Of {question}: C_{{ij}}', notes=('p: of {{x}}.',))\n"
+            "    names = ('leakage of the last layer', 'early removal by hand', 'my mask share')\n"
+            f"    return Findings({{'same': table}}, headline=[Quantity(name, 'nats', 0.5) for name in names])\n"
         )
     ds = ps.simulate(n=6, length=20, heads=1, offsets=(0, 1), seed=0).dataset
     dumps = {name: write_dump(ds, tmp_path / f"{name}.h5") for name in ("α", "β", "headline.x")}
@@ -299,6 +316,9 @@ def test_dumps_and_tables_of_any_name(tmp_path, monkeypatch):
     assert text.count("Of mine: C_{ij}") == text.count("Of other: C_{ij}") > 0
     assert text.count("only 6 documents: intervals are reliable from 24 on.</p>") >= 3
     assert 'download="α-same.csv"' in text
+    # A quantity that is nobody's but the user's has no words of ours beside it.
+    assert "leakage of the last layer</td>" in text
+    assert '<span class="meaning">' not in text
     assert 'download="α-other-same.csv"' in text
 
 
@@ -442,6 +462,20 @@ class TestInTheBrowser:
         assert opened.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
         assert opened.evaluate("Math.min(...[...document.querySelectorAll('td, p')].map("
                                "one => parseFloat(getComputedStyle(one).fontSize)))") >= 12  # fmt: skip
+
+    def test_the_ledger_is_seen_whole_with_the_verdict_in_front(self, opened):
+        opened.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true })")
+        ledger = opened.locator(".frame:has(.ledger)").first
+        assert ledger.evaluate("one => one.scrollWidth <= one.clientWidth")
+        assert [text.split()[0] for text in ledger.locator("thead th").all_text_contents()][:4] == [
+            "claim", "part", "verdict", "reason",
+        ]  # fmt: skip
+
+    @pytest.mark.parametrize("opened", [390], indirect=True)
+    def test_a_card_leaves_out_every_number_that_is_withheld(self, opened):
+        dashes = "[...document.querySelectorAll('.cards td')].filter(one => one.textContent === '–')"
+        assert opened.evaluate(f"{dashes}.length") > 0
+        assert opened.evaluate(f"{dashes}.every(one => getComputedStyle(one).display === 'none')")
 
     def test_tables_sort_by_number_with_empty_cells_last(self, opened):
         table = opened.locator(".heads table").first

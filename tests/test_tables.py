@@ -13,7 +13,8 @@ import posstats as ps
 from posstats.columns import COLUMNS
 from posstats.decoders import decode
 from posstats.report.reading import read_table
-from posstats.tables import Table, significant, table_of, to_csv, to_latex, to_markdown, to_text, write_table
+from posstats.tables import Table, table_of, to_csv, to_latex, to_markdown, to_text, write_table
+from posstats.views import significant
 
 
 @pytest.fixture(scope="module")
@@ -132,8 +133,22 @@ def test_a_long_table_breaks_over_pages_in_latex():
     assert r"\begin{longtable}" not in to_latex(Table(frame.head(40), "short"))
 
 
+def test_latex_of_a_result_is_one_call_that_names_its_packages(results):
+    assert to_latex(results["leakage"]) == to_latex(table_of(results["leakage"]))
+    assert to_latex(results["leakage"]).startswith("% needs \\usepackage{booktabs}\n")
+    frame = pd.DataFrame({"layer": range(41)})
+    assert to_latex(Table(frame, "long")).startswith("% needs \\usepackage{booktabs,longtable}\n")
+
+
+def test_every_ratio_has_one_unit():
+    frame = pd.DataFrame({"quantity": ["a", "b", "c"], "unit": ["1", "fraction", "nats^2"], "estimate": [0.5] * 3})
+    assert [line.split(" | ")[1] for line in to_markdown(Table(frame, "x")).splitlines()[4:]] == [
+        "fraction", "fraction", "nats²",
+    ]  # fmt: skip
+
+
 def test_latex_escapes_whatever_a_name_holds():
-    frame = pd.DataFrame({"condition": [r"a_b%c&d#e$f{g}~h^i\j", "[2, 4)"], "p": [1e-12, -3e-5]})
+    frame = pd.DataFrame({"condition": [r"a_b%c&d#e$f{g}~h^i\j", "[2, 4)"], "estimate": [1e-12, -3e-5]})
     text = to_latex(Table(frame, "50% of C_1 & more"))
     assert r"a\_b\%c\&d\#e\$f\{g\}\textasciitilde{}h\textasciicircum{}i\textbackslash{}j" in text
     assert "{[}2, 4) &" in text
@@ -158,6 +173,33 @@ def test_a_name_of_several_lines_stays_in_its_cell(separator, tmp_path):
     assert (read.title, read.notes) == ("About two lines", ("two lines: two lines.",))
     assert (read.shown[0]["dump"], read.raw[0]["dump"]) == ("two lines", name)
     assert "two lines & 0.500" in to_latex(table)
+
+
+def test_an_estimate_is_printed_with_the_digits_of_its_interval():
+    limits = {"low": [35.162, 1.0001, 0.184, np.nan], "high": [35.183, 1.0011, 1.22, np.nan]}
+    frame = pd.DataFrame({"term": list("abcd"), "estimate": [35.1712, 1.0004, 0.7, 0.25]} | limits)
+    table = Table(frame, "x")
+    printed = ("| a | 35.17 | [35.16, 35.18] |", "| b | 1.000 | [1.000, 1.001] |", "| c | 0.700 |", "| d | 0.250 | – |")
+    assert all(row in to_markdown(table) for row in printed)
+    assert r"a & 35.17 & {[}35.16, 35.18] \\" in to_latex(table)
+    assert re.search(r"a +35\.17 +\[35\.16, 35\.18\]", to_text(table))
+    assert "a,35.1712,35.162,35.183\n" in to_csv(table)
+
+
+def test_a_p_further_out_than_a_tail_is_known_is_a_bound_and_raw_in_csv():
+    frame = pd.DataFrame({"term": ["mask", "sink"], "p": [1.36e-158, 0.0], "q": [2e-6, 9e-7], "leakage_q": [0.5, 1e-9]})
+    table = Table(frame, "x")
+    assert "| mask | <1e-6 | 2.00e-06 | 0.500 |\n| sink | <1e-6 | <1e-6 | <1e-6 |" in to_markdown(table)
+    assert r"mask & $<10^{-6}$ & $2.00 \times 10^{-6}$ & 0.500 \\" in to_latex(table)
+    assert "mask,1.36e-158,2e-06,0.5\n" in to_csv(table)
+
+
+def test_quotation_marks_open_and_close_in_latex():
+    table = Table(pd.DataFrame({"note": ['said "a" and "b_c", 5"']}), 'of "x"', notes=('p: "no mean".',))
+    text = to_latex(table)
+    assert '"' not in text
+    assert r"said ``a'' and ``b\_c'', 5''" in text
+    assert r"\caption{of ``x''}" in text
 
 
 def test_markdown_escapes_pipes():

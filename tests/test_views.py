@@ -13,7 +13,7 @@ from posstats.columns import COLUMNS
 from posstats.results import SHOWN, LeakageResult
 from posstats.results_claims import MixedResult
 from posstats.results_comparison import WideResult
-from posstats.views import significant, unit_text, view_of
+from posstats.views import model_name, significant, unit_text, view_of
 
 
 class Page(HTMLParser):
@@ -134,6 +134,16 @@ class TestIntervals:
         assert header[header.index("leakage (nats²)") + 1] == "[low, high]"
         assert header[header.index("residual_share") + 1] == "[low, high]"
 
+    def test_no_estimate_is_printed_outside_its_own_interval(self):
+        draws = np.random.default_rng(0)
+        centre = draws.normal(size=2000) * 10.0 ** draws.integers(-6, 6, 2000)
+        width = np.abs(centre) * 10.0 ** draws.uniform(-6, 1, 2000)
+        low, high = centre - width * draws.uniform(size=2000), centre + width * draws.uniform(size=2000)
+        view = view_of(pd.DataFrame({"estimate": centre, "low": low, "high": high}), {})
+        for estimate, interval in view.rows:
+            printed = [float(limit) for limit in re.findall(r"[-+.e\d]+", interval.removeprefix("both"))]
+            assert min(printed) <= float(estimate) <= max(printed), (estimate, interval)
+
 
 class TestCells:
     def test_withheld_numbers_are_dashes_with_a_note(self):
@@ -153,6 +163,11 @@ class TestCells:
     def test_truth_and_absence(self):
         frame = pd.DataFrame({"holds": [True, None, False], "estimate": [1e-9, np.nan, 1.5]})
         assert view_of(frame, {}).rows == [["1.00e-09", "yes"], ["–", "–"], ["1.50", "no"]]
+
+    def test_a_p_below_a_millionth_is_a_bound(self):
+        frame = pd.DataFrame({"estimate": [1.0, 2.0], "p": [1e-158, 1e-6], "spline_q": [np.nan, 0.0]})
+        assert view_of(frame, {}).rows == [["1.00", "<1e-6", "–"], ["2.00", "1.00e-06", "<1e-6"]]
+        assert "&lt;1e-6" in view_of(frame, {}).html()
 
     def test_columns_come_in_the_order_of_all_tables(self, results):
         for one in results:
@@ -175,6 +190,14 @@ class TestCells:
         text = results[0].summary(rows=2)
         assert f"... {len(results[0].table) - 2} more rows in .table" in text
         assert len(text.split("\n")) == 1 + 2 + 2 + 2
+
+
+@pytest.mark.parametrize(
+    "model", ["/data/models/mine", "./mine", "../runs/mine/", "~/mine", "data/models/mine", "C:\\\\m\\\\mine"]
+)
+def test_a_local_model_is_named_by_its_folder(model):
+    assert model_name(model) == "mine"
+    assert model_name(f"{model}, run 1/2") == "mine, run 1/2"
 
 
 class TestFurther:

@@ -54,7 +54,7 @@ _CAPTIONS = {
         "Attention of sink-reading heads on the BOS token moved to P, on position 0, and the difference of the two.",
         "Look at which of the coloured lines is higher: attention that follows the token is anchored to the token, "
         "attention that stays is anchored to the position. The black line, with intervals, is their difference: above "
-        "0 the token wins.",
+        "0 the token wins. Where no head is sink-reading there is nothing to draw, and the frame says so.",
     ),
     "trajectory_by_depth": Caption(
         "Distances between trajectories of position 0, and their departure from running alone, by depth.",
@@ -66,12 +66,14 @@ _CAPTIONS = {
     "first_token_by_layer": Caption(
         "Accuracy of identifying the first token from what heads pass on, by layer.",
         "Look at how far sink-reading heads lie above chance, the dashed line, and whether the other heads know as "
-        "much. A layer without such heads has no point.",
+        "much. A layer without such heads has no point. Every fold chooses its heads anew; one without any leaves no "
+        "number over all layers.",
     ),
     "displacement_by_depth": Caption(
         "How far the residual terms move when the trajectory of position 0 becomes another token's from a depth on.",
         "Look at whether sink-reading heads move more than the others, and at the depth from which on a replacement "
-        "moves nothing any more. The scale is logarithmic unless an interval reaches 0.",
+        "moves nothing any more. The scale is logarithmic unless an interval reaches 0. Where no layer has heads of "
+        "both kinds there is nothing to draw, and the frame says so.",
     ),
     "verdicts": Caption(
         "Verdicts on the claims of arXiv:2606.06160, a column per claim.",

@@ -5,9 +5,13 @@ from html import escape
 from posstats.report.elements import downloads, identifier, paragraphs, table_html
 from posstats.report.reading import Results, WrittenTable
 from posstats.verdicts import WHOLE
+from posstats.views import model_name
 
 #: Columns that say which ledger a row is of; they are in the caption.
 _WHICH = ("model", "dump", "kind")
+#: The verdict stands before what it follows from.
+_IN_FRONT = ("claim", "part", "verdict", "reason", "criterion", "quantity", "condition")
+_SHARED = {"n": "documents:", "runs": "training runs:"}
 _ABSENT = (
     "There is no ledger of claims among these results: no verdict on the claims of arXiv:2606.06160 can be given here. "
     "Name claims.py under [analyses] files in the configuration and run posstats analyze to have one."
@@ -36,9 +40,14 @@ def _ledger(table: WrittenTable, dump: str) -> str:
             f"{escape(row['criterion'])}</li>"
             for row in wholes
         )
-        caption = f"Claims of {dump}: {', '.join(filter(None, which))}"
+        caption = f"Claims of {dump}: {', '.join(filter(None, (model_name(which[0]), *which[1:])))}"
+        # The rule repeats the criterion, q adjusts p; what all rows share is in the caption. Files have every column.
+        same = {name: table.raw[numbers[0]][name] for name in ("n", "runs")
+                if name in table.headings and len({table.raw[number][name] for number in numbers}) == 1}  # fmt: skip
+        rests_on = "".join(f", {text} {same[name]}" for name, text in _SHARED.items() if name in same)
         shown = table_html(
-            table, caption, rows=numbers, leave_out=_WHICH, kind="cards ledger",
+            table, caption + rests_on, rows=numbers, leave_out=(*_WHICH, "rule", "p", *same), first=_IN_FRONT,
+            kind="cards ledger",
             mark=lambda row, column: _badge(row) if column == "verdict" else "whole" if row["part"] == WHOLE else "",
         )  # fmt: skip
         parts.append(

@@ -64,6 +64,7 @@ def table_html(
     *,
     rows: Sequence[int] | None = None,
     leave_out: Sequence[str] = (),
+    first: Sequence[str] = (),
     kind: str = "",
     mark: Callable[[dict[str, str], str], str] = lambda _row, _column: "",
 ) -> str:
@@ -78,6 +79,8 @@ def table_html(
         Rows to show; all by default.
     leave_out : sequence of str
         Columns not to show.
+    first : sequence of str
+        Columns that come before the others.
     kind : str
         A class of the table: "cards" sets each row as a card on a narrow screen.
     mark : callable
@@ -88,6 +91,7 @@ def table_html(
     str
     """
     columns = [column for column in table.headings if column not in leave_out]
+    columns.sort(key=lambda column: first.index(column) if column in first else len(first))
     head = "".join(heading(table.headings[column], column, column in table.numeric) for column in columns)
     numbers = range(len(table.raw)) if rows is None else rows
     body = "\n".join(

@@ -10,6 +10,7 @@ from string import Template
 import posstats
 from posstats.columns import COLUMNS
 from posstats.config import AnalysisConfig
+from posstats.headline import SIMULATED
 from posstats.report.claims import claims_html
 from posstats.report.elements import downloads, figure_html, identifier, paragraphs, table_html
 from posstats.report.environment import environment_html
@@ -19,13 +20,13 @@ from posstats.report.reading import Results, WrittenTable
 
 #: What the description of a dump ends with where intervals rest on few or repeated documents.
 _FEW = re.compile(r"; ((?:\d+ of \d+ documents have |only \d+ documents: )[^;]*(?:; only \d+ documents: [^;]*)?)$")
-#: Beginning of a headline quantity -> what it says, for the tiles on top.
+#: A headline quantity of ours, whole and with its condition -> what it says, for the tiles on top.
 _TILES = {
-    "leakage": "how much absolute position log attention carries, over all heads and layers",
-    "mask share": "of that leakage comes from the causal mask",
-    "residual share": "of that leakage comes from the residual stream",
-    "early removal by": "of the residual magnitude at early queries goes when BOS is replaced; the paper's abstract "
-    "reports 0.40",
+    r"leakage": "how much absolute position log attention carries, over all heads and layers",
+    r"mask share": "of that leakage comes from the causal mask",
+    r"residual share": "of that leakage comes from the residual stream",
+    r"early removal by bos=\S+": "of the residual magnitude at early queries goes when BOS is replaced; the paper's "
+    "abstract reports 0.40",
 }
 
 
@@ -60,6 +61,7 @@ def write_report(results: Results, config: AnalysisConfig, path: Path, *, outdat
         "environment": ("Environment", environment_html(results)),
     }
     models = dict.fromkeys(re.split(r", \d+ sequences of ", text)[0] for text in results.described.values())
+    rehearsed = [name for name, text in results.described.items() if text.startswith(f"{SIMULATED}, ")]
     page = Template((source / "page.html").read_text(encoding="utf-8")).substitute(
         title=escape(f"Absolute position in {', '.join(models)}"),
         style=(source / "page.css").read_text(encoding="utf-8"),
@@ -68,7 +70,7 @@ def write_report(results: Results, config: AnalysisConfig, path: Path, *, outdat
         recordings="".join(
             f"<li><b>{escape(name)}</b>: {escape(text)}</li>" for name, text in results.described.items()
         ),
-        warnings=_warnings(results, outdated),
+        warnings=_warnings(results, outdated, rehearsed),
         body="\n".join(
             f'<section id="{key}" aria-labelledby="title-{key}">\n<h2 id="title-{key}">{title}</h2>\n'
             f"{content}\n</section>"
@@ -81,20 +83,23 @@ def write_report(results: Results, config: AnalysisConfig, path: Path, *, outdat
     return path
 
 
-def _warnings(results: Results, outdated: Sequence[str]) -> str:
+def _warnings(results: Results, outdated: Sequence[str], rehearsed: Sequence[str]) -> str:
+    simulated = [f"No model was recorded for {', '.join(rehearsed)}: the data are simulated, of known truth."]
     few = [f"{name}: {found[1]}." for name, text in results.described.items() if (found := _FEW.search(text))]
     missing = [f"Not among these results: {', '.join(results.missing)}."] if results.missing else []
     stale = [f"Computed with code or library versions that have changed since: {', '.join(outdated)}."]
     stale = stale if outdated else []
-    return paragraphs([*few, *missing, *stale], "warning")
+    return paragraphs([*(simulated if rehearsed else []), *few, *missing, *stale], "warning")
 
 
 def _headline(results: Results) -> str:
     table, parts = results.headline, []
     for name in results.described:
         rows = table.find(dump=name)
+        documents = re.search(r" from (\d+) documents", results.described[name])
         parts += [
             f"<h3>{escape(name)}</h3>",
+            paragraphs([f"n = {documents[1]} documents."] if documents else []),
             f'<ul class="tiles">{"".join(_tile(table, row, results.level) for row in rows)}</ul>',
             table_html(table, f"Headline numbers of {name}", rows=rows, leave_out=["dump"], kind="cards"),
         ]
@@ -103,7 +108,7 @@ def _headline(results: Results) -> str:
 
 def _tile(table: WrittenTable, row: int, level: float) -> str:
     raw, shown = table.raw[row], table.shown[row]
-    meaning = next((text for start, text in _TILES.items() if raw["quantity"].startswith(start)), None)
+    meaning = next((text for name, text in _TILES.items() if re.fullmatch(name, raw["quantity"])), None)
     if meaning is None:
         return ""
     interval = f"{100 * level:g}% interval {shown['low']}" if raw["low"] else raw["note"]

@@ -21,7 +21,7 @@ from posstats.analysis import changes
 from posstats.config import AnalysisConfig
 from posstats.errors import InputError
 from posstats.store import open_dump
-from posstats.views import interval_cells, significant
+from posstats.views import column_cells, interval_cells
 
 logger = logging.getLogger(__name__)
 
@@ -353,19 +353,18 @@ def _check_headline(
         expected = [_line(line) for one in found for line in one.headline]
         # Where an answer is missing, so is what its lines could be compared with.
         same = all(line in raw for line in expected) if missing else raw == expected
-        shown = all(
-            headline.shown[row]["estimate"] == significant(_number(headline.raw[row]["estimate"])) for row in rows
-        )
-        shown &= all(headline.shown[row]["low"] == _limits(headline.raw[row]) for row in rows)
+        shown = all(_rounded(headline.raw[row]).items() <= headline.shown[row].items() for row in rows)
         if not (same and shown):
             raise InputError(
                 f"the headline table in {folder} is not that of the answers about {name} that lie beside it; {_AGAIN}"
             )
 
 
-def _limits(row: Mapping[str, str]) -> str:
-    limits = {name: [_number(row[name])] for name in ("low", "high")}
-    return interval_cells(pd.DataFrame(limits))[0]
+def _rounded(row: Mapping[str, str]) -> dict[str, str]:
+    """Estimate, interval, p and q of a line as tables print them."""
+    frame = pd.DataFrame({name: [_number(row[name])] for name in ("estimate", "low", "high", "p", "q")}, dtype=object)
+    cells = {name: column_cells(frame, name)[0] for name in ("estimate", "p", "q")}
+    return cells | {"low": interval_cells(frame)[0]}
 
 
 def _line(line: Mapping[str, Any]) -> dict[str, str]:
