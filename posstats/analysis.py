@@ -10,9 +10,12 @@ import importlib.util
 import json
 import logging
 import multiprocessing
+import os
+import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +25,7 @@ from matplotlib.axes import Axes
 
 from posstats.cluster import connected
 from posstats.config import AnalysisConfig, InferenceConfig
-from posstats.errors import FewDocumentsWarning, InputError
+from posstats.errors import ClusterError, DumpError, FewDocumentsWarning, InputError
 from posstats.figures import save_figure
 from posstats.headline import HEADLINE, headline_table
 from posstats.progress import progress
@@ -112,6 +115,7 @@ class _Task:
     inference: InferenceConfig
     rests_on: "_Basis"
     scheduler: str | None
+    state: tuple[int, ...]
 
     @property
     def label(self) -> str:
@@ -292,26 +296,50 @@ def _tasks(
     for name, path in dumps.items():
         with open_dump(path):  # says what is wrong with it before anything is computed
             pass
+        state = _state(path)
         content = file_digest(path)
         for file in files:
             asked = hashlib.sha256(f"{code}\n{file_digest(file)}".encode()).hexdigest()
             basis = _Basis(content, settings, asked)
-            yield _Task(name, path, file, folder / name / file.stem, config.inference, basis, scheduler)
+            yield _Task(name, path, file, folder / name / file.stem, config.inference, basis, scheduler, state)
 
 
 def _computed(tasks: Sequence[_Task], workers: int) -> Iterator[tuple[_Task, list[dict[str, Any]]]]:
     if not tasks:
         return
     # Fresh processes: forking one that runs threads (torch, dask) is not safe.
-    context = multiprocessing.get_context("spawn")
-    with single_threaded(), ProcessPoolExecutor(min(workers, len(tasks)), mp_context=context) as pool:
+    context, before = multiprocessing.get_context("spawn"), set(multiprocessing.active_children())
+    n = min(workers, len(tasks))
+    with single_threaded(), ProcessPoolExecutor(n, mp_context=context, initializer=_end_with_parent) as pool:
         futures = {pool.submit(_compute, task): task for task in tasks}
         try:
             for future in as_completed(futures):
                 yield futures[future], future.result()
-        except BaseException:
+        except BrokenProcessPool as error:
+            raise ClusterError(
+                "a process that computed an answer ended before it had it, most likely killed for want of memory: make "
+                "blocks smaller (docs/scale.md), or let fewer run at once (workers under [run]); answers that are "
+                "complete are kept"
+            ) from error
+        except Exception:
             pool.shutdown(wait=True, cancel_futures=True)
             raise
+        except BaseException:  # stopped: what is under way may take hours
+            for process in set(multiprocessing.active_children()) - before:
+                process.terminate()
+            raise
+
+
+def _end_with_parent() -> None:
+    """Let this process end when the one that started it does, even if that was killed."""
+    parent = multiprocessing.parent_process()
+
+    def watch() -> None:
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _compute(task: _Task) -> list[dict[str, Any]]:
@@ -329,6 +357,8 @@ def _compute(task: _Task) -> list[dict[str, Any]]:
         # Every table carries this warning as a footnote, and the headline table too.
         warnings.simplefilter("ignore", FewDocumentsWarning)
         findings = analyse(dataset, task.inference)
+    if _state(task.dump) != task.state:
+        raise DumpError(f"{task.dump} was changed while it was analysed: analyse it again once it is whole")
     task.folder.mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
     for name, table in findings.tables.items():
@@ -347,6 +377,12 @@ def _compute(task: _Task) -> list[dict[str, Any]]:
     }
     manifest.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     return headline
+
+
+def _state(path: Path) -> tuple[int, ...]:
+    """What changes with a file, without reading it."""
+    stat = path.stat()
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
 def _current(task: _Task) -> list[dict[str, Any]] | None:
