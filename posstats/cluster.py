@@ -88,14 +88,14 @@ class Jobs:
     def submit(self, piece: Any) -> "_Awaited":
         """Send a job to the cluster."""
         job = pickle.dumps(_Call(cloudpickle.dumps((self._run, self._job, piece)), versions()))
-        with _connection():
+        with _connection(self._client):
             # Unpickling does the job: a worker without posstats then says so, where it would end if it had to know
             # our function to understand what it is asked for. The scheduler need not know it at all.
             return _Awaited(self._client, self._client.submit(pickle.loads, job, pure=False))
 
     def ahead(self) -> int:
         """Jobs that may be under way: two per thread of the workers there are now."""
-        with _connection():
+        with _connection(self._client):
             return 2 * max(1, sum(self._client.nthreads().values()))
 
 
@@ -110,7 +110,7 @@ class _Awaited:
         distributed = sys.modules["distributed"]
         patience = worker_wait()
         served = time.monotonic()
-        with _connection():
+        with _connection(self._client):
             while not self._future.done():
                 try:
                     distributed.wait(self._future, timeout=min(LOOK_SECONDS, patience))
@@ -148,13 +148,17 @@ _LOST = "the scheduler, or the connection to it, was lost before the work was do
 
 
 @contextmanager
-def _connection() -> Iterator[None]:
+def _connection(client: Any) -> Iterator[None]:
     """What goes wrong with the connection itself while the block runs, in our words."""
     distributed = sys.modules["distributed"]
     try:
         yield
     except (OSError, distributed.client.ClosedClientError, distributed.client.FutureCancelledError) as error:
         raise ClusterError(_LOST) from error
+    except AttributeError as error:
+        if client.scheduler is not None:
+            raise
+        raise ClusterError(_LOST) from error  # a client that is closed has none to ask
 
 
 def _takes_work(client: Any) -> bool:
