@@ -10,10 +10,13 @@ import importlib.util
 import json
 import logging
 import multiprocessing
+import os
+import threading
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,7 +28,7 @@ import numpy as np
 
 from posstats.cluster import connected
 from posstats.config import AnalysisConfig, InferenceConfig
-from posstats.errors import FewDocumentsWarning, InputError, PosstatsError
+from posstats.errors import ClusterError, DumpError, FewDocumentsWarning, InputError, PosstatsError
 from posstats.figures import save_figure
 from posstats.findings import Findings, Quantity
 from posstats.headline import HEADLINE, headline_table
@@ -52,6 +55,7 @@ class _Task:
     inference: InferenceConfig
     rests_on: "_Basis"
     scheduler: str | None
+    state: tuple[int, ...]
 
     @property
     def label(self) -> str:
@@ -239,10 +243,11 @@ def _tasks(
     code = code_digest()
     settings = hashlib.sha256(json.dumps(asdict(config.inference), sort_keys=True).encode()).hexdigest()
     for name, path in dumps.items():
-        content = ""
+        content, state = "", ()
         if path.is_file() or not absent:
             with open_dump(path) as dataset:  # says what is wrong with it before anything is computed
                 conditions = dataset.condition.values.tolist()
+            state = _state(path)
             content = file_digest(path)
             if BASELINE not in conditions:
                 raise InputError(
@@ -252,22 +257,45 @@ def _tasks(
         for file in files:
             asked = hashlib.sha256(f"{code}\n{file_digest(file)}".encode()).hexdigest()
             basis = _Basis(content, settings, asked)
-            yield _Task(name, path, file, folder / name / file.stem, config.inference, basis, scheduler)
+            yield _Task(name, path, file, folder / name / file.stem, config.inference, basis, scheduler, state)
 
 
 def _computed(tasks: Sequence[_Task], workers: int) -> Iterator[tuple[_Task, list[dict[str, Any]]]]:
     if not tasks:
         return
     # Fresh processes: forking one that runs threads (torch, dask) is not safe.
-    context = multiprocessing.get_context("spawn")
-    with single_threaded(), ProcessPoolExecutor(min(workers, len(tasks)), mp_context=context) as pool:
+    context, before = multiprocessing.get_context("spawn"), set(multiprocessing.active_children())
+    n = min(workers, len(tasks))
+    with single_threaded(), ProcessPoolExecutor(n, mp_context=context, initializer=_end_with_parent) as pool:
         futures = {pool.submit(_compute, task): task for task in tasks}
         try:
             for future in as_completed(futures):
                 yield futures[future], future.result()
-        except BaseException:
+        except BrokenProcessPool as error:
+            raise ClusterError(
+                "a process that computed an answer ended before it had it, most likely killed for want of memory: make "
+                "blocks smaller (docs/scale.md), or let fewer run at once (workers under [run]); answers that are "
+                "complete are kept"
+            ) from error
+        except Exception:
             pool.shutdown(wait=True, cancel_futures=True)
             raise
+        except BaseException:  # stopped: what is under way may take hours
+            for process in set(multiprocessing.active_children()) - before:
+                process.terminate()
+            raise
+
+
+def _end_with_parent() -> None:
+    """Let this process end when the one that started it does, even if that was killed."""
+    parent = multiprocessing.parent_process()
+
+    def watch() -> None:
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _compute(task: _Task) -> list[dict[str, Any]]:
@@ -289,6 +317,8 @@ def _compute(task: _Task) -> list[dict[str, Any]]:
             findings = analyse(dataset, task.inference)
             if not isinstance(findings, Findings):
                 raise InputError(f"analyse must return Findings, not {type(findings).__name__}")
+    if _state(task.dump) != task.state:
+        raise DumpError(f"{task.dump} was changed while it was analysed: analyse it again once it is whole")
     task.folder.mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
     for name, table in findings.tables.items():
@@ -334,6 +364,12 @@ def _rested_on(task: _Task) -> dict[str, str]:
     except (OSError, ValueError, AttributeError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def _state(path: Path) -> tuple[int, ...]:
+    """What changes with a file, without reading it."""
+    stat = path.stat()
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
 def _current(task: _Task) -> list[dict[str, Any]] | None:

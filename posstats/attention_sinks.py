@@ -239,9 +239,9 @@ def _head_rows(
     ratio = None
     if set(_NORMS) <= set(by_head):
         ratio = design.replicates.interval(ratio_at(by_head[_NORMS[0]], by_head[_NORMS[1]], design.replicates.weights))
-    late = one.sizes["query"] - FIRST_SINK_QUERY
+    late, visible = one.sizes["query"] - FIRST_SINK_QUERY, read(one.visible_keys)
     for index, layer in enumerate(one.layer.values.tolist()):
-        seen = queries_that_see_position_0(one.visible_keys.isel(layer=index).values)
+        seen = queries_that_see_position_0(visible.isel(layer=index).values)
         for h, head in enumerate(one["head"].values.tolist()):
             row = {"condition": condition, "layer": layer, "head": head}
             row |= design.cell(x, (index, h), epsilon, 0.0)

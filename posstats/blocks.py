@@ -28,6 +28,8 @@ BLOCK_BYTES = 2**26
 _FROM_DUMP = ("logit", "sink_logit", "log_denominator_rest", "logit_sum_by_lag")
 _FROM_TERMS = ("logit_drift", "relative", "sink", "denominator_drift", "lag_mean", "reference_logit")
 _OF_LAYER = ("visible_keys", "learned_sink")
+#: The order of dims in all variables of the schema, and in terms.
+_ORDER = ("condition", "sequence", "layer", "depth", "head", "query", "probe", "offset", "lag", "hidden", "channel")
 _Made = TypeVar("_Made")
 _Data = TypeVar("_Data", xr.Dataset, xr.DataArray)
 
@@ -67,8 +69,15 @@ class Block:
 
 
 def read(data: _Data) -> _Data:
-    """Load data in this thread, whatever scheduler dask would use: jobs are already side by side."""
-    return data.compute(scheduler=get_sync)  # by its function: the name of a scheduler makes dask import distributed
+    """Load data in this thread, whatever scheduler dask would use: jobs are already side by side.
+
+    Sums depend, in their last digit, on how numbers lie in memory: they lie in the order of the schema.
+    """
+    loaded = data.compute(scheduler=get_sync)  # by its function: the name of a scheduler makes dask import distributed
+    loaded = loaded.transpose(*_ORDER, missing_dims="ignore")
+    if isinstance(loaded, xr.DataArray):
+        return loaded.copy(data=np.asarray(loaded.values, order="C"))
+    return loaded.assign({name: one.copy(data=np.asarray(one.values, order="C")) for name, one in loaded.items()})
 
 
 def head_blocks(*sources: xr.Dataset, products: int = 0, bound: float | None = None) -> Iterator[Block]:
@@ -142,7 +151,13 @@ def by_layer(done: Iterable[tuple[Block, _Made]]) -> Iterator[tuple[int, list[_M
 
 
 def _configured() -> float:
-    return float(parse_bytes(dask.config.get("posstats.block-bytes", BLOCK_BYTES)))
+    configured = dask.config.get("posstats.block-bytes", BLOCK_BYTES)
+    try:
+        return float(parse_bytes(configured))
+    except (ValueError, TypeError) as error:
+        raise InputError(
+            f"posstats.block-bytes (DASK_POSSTATS__BLOCK_BYTES) must be a size, such as '16 MiB', not {configured!r}"
+        ) from error
 
 
 def _heads_at_once(sources: Sequence[xr.Dataset], products: int, bound: float) -> int:

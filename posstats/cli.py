@@ -50,6 +50,8 @@ def main() -> None:
         if error.filename is None or error.strerror is None:
             raise
         _end(f"{error.filename}: {error.strerror}")
+    except MemoryError as error:
+        _end(f"there is not enough memory ({error or 'out of memory'}): docs/scale.md says what needs how much")
 
 
 def _end(message: str) -> None:

@@ -22,7 +22,7 @@ class DesignError(PosstatsError, ValueError):
 
 
 class ClusterError(PosstatsError):
-    """A cluster that lost its scheduler, or every worker that took up some job."""
+    """A cluster that lost its scheduler, or whoever took up some job; a process that ended before its work was done."""
 
 
 class NumericalError(PosstatsError, ArithmeticError):

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import xarray as xr
+from dask.local import get_sync
 
 from posstats.errors import DesignError, FewDocumentsWarning, InputError
 from posstats.stats.terms import decompose as decompose_layer
@@ -213,7 +214,8 @@ def few_documents(n_documents: int) -> tuple[str, ...]:
 
 def check_offsets_visible(terms: xr.Dataset) -> None:
     """Raise DesignError where an offset reaches beyond the window of some layer, or half of the sequence."""
-    visible, length = terms.visible_keys, terms.sizes["query"]
+    # In this thread: a cluster that is at hand may have no worker yet, and this is little.
+    visible, length = terms.visible_keys.compute(scheduler=get_sync), terms.sizes["query"]
     narrowest = visible.isel(query=slice(visible.sizes["query"] // 2, None)).min("query")
     for layer, keys in zip(visible.layer.values.tolist(), narrowest.values.tolist(), strict=True):
         outside = [d for d in terms.offset.values.tolist() if d >= keys]

@@ -8,6 +8,7 @@ clock time: the same numbers give the same bytes.
 from __future__ import annotations
 
 import errno
+import hashlib
 import itertools
 import os
 import re
@@ -36,6 +37,8 @@ SMALL_BYTES = 2**18
 
 #: What a file may hold beside its values: descriptions, indices of chunks, frames of what does not compress.
 _OVERHEAD_BYTES = 2**20
+#: Bytes at either end of a file that tell it from another.
+_MARK_BYTES = 2**16
 
 
 def parts_folder(path: str | Path) -> Path:
@@ -122,17 +125,31 @@ def open_dump(path: str | Path) -> xr.Dataset:
 
 
 class _File:
-    """A file opened for reading; opened anew where it is unpickled, in another process."""
+    """A file opened for reading; opened anew where it is unpickled, in another process, if it is still the same."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, mark: bytes | None = None) -> None:
         self.path = path.absolute()  # the other process may work in another folder
         self.open = h5py.File(path, "r")
+        self._mark = _mark(self.path)
+        if mark not in (None, self._mark):
+            raise DumpError(f"{path} is not the file that was opened: it was replaced, or is another on this machine")
 
-    def __reduce__(self) -> tuple[type[_File], tuple[Path]]:
-        return _File, (self.path,)
+    def __reduce__(self) -> tuple[type[_File], tuple[Path, bytes]]:
+        return _File, (self.path, self._mark)
 
     def close(self) -> None:
         self.open.close()
+
+
+def _mark(path: Path) -> bytes:
+    """What tells a dump from another under the same name, on whatever machine: its size, how it begins and ends."""
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        digest = hashlib.sha256(str(size).encode())
+        for at in (0, max(0, size - _MARK_BYTES)):
+            file.seek(at)
+            digest.update(file.read(_MARK_BYTES))
+    return digest.digest()
 
 
 class _Stored:
@@ -147,7 +164,13 @@ class _Stored:
         self.ndim = len(self.shape)
 
     def __getitem__(self, key: tuple[slice, ...]) -> np.ndarray:
-        return self._file.open[self._name][key]
+        try:
+            return self._file.open[self._name][key]
+        except OSError as error:
+            raise DumpError(
+                f"{self._file.path}: values of {self._name} cannot be read, because the file is damaged or was "
+                f"changed, the disk errs, or there is not enough memory ({error})"
+            ) from error
 
 
 def _lazy(file: _File, name: str) -> da.Array:

@@ -142,7 +142,7 @@ def main(mode, n_bytes, out, *files):
     if mode == "load":
         try:
             ps.open_dump(files[0]).load()
-        except (MemoryError, OSError) as error:  # numpy's, and HDF5's whose filters find no memory
+        except (MemoryError, ps.errors.DumpError) as error:  # numpy's, and HDF5's whose filters find no memory
             Path(out).write_text(f"{type(error).__name__}: {error}")
         return
     ds = ps.open_dump(files[0])

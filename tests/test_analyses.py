@@ -1,8 +1,14 @@
 """Analysis files and what runs them: right numbers, current results kept, everything else computed anew."""
 
+import fcntl
 import json
+import os
 import re
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -363,3 +369,66 @@ def test_the_ledger_closes(dump, inference, tmp_path):
     said = " ".join(shown.split())
     assert len(untested)
     assert all(f"{row.claim} is not testable here: {row.reason}." in said for row in untested.itertuples())
+
+
+def asking(config, folder, body):
+    """A configuration whose one analysis file does what is given."""
+    (folder / "mine.py").write_text(
+        "import fcntl, os, signal, time\nfrom posstats.analysis import Findings\n"
+        f"def analyse(ds, inference):\n    {body}\n    return Findings()\n"
+    )
+    return replace(config, analyses=AnalysesConfig(("mine.py",)))
+
+
+class TestHardships:
+    def test_a_process_that_is_killed_is_told_of(self, config, dump, tmp_path):
+        config = asking(config, tmp_path, "os.kill(os.getpid(), signal.SIGKILL)")
+        with pytest.raises(ps.errors.ClusterError, match="killed for want of memory"):
+            run_analyses(config, {"sim": dump}, tmp_path / "r", show=False)
+
+    def test_a_dump_that_changes_meanwhile(self, config, dump, tmp_path, monkeypatch):
+        monkeypatch.setattr(analysis, "_computed", lambda tasks, _: ((task, analysis._compute(task)) for task in tasks))
+        shutil.copy(dump, tmp_path / "d.h5")
+        config = asking(config, tmp_path, f"os.utime({str(tmp_path / 'd.h5')!r})")
+        with pytest.raises(ps.errors.DumpError, match="changed while it was analysed"):
+            run_analyses(config, {"sim": tmp_path / "d.h5"}, tmp_path / "r", show=False)
+        assert not (tmp_path / "r" / "sim" / "mine").exists()
+
+    @pytest.mark.parametrize(("sign", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
+    def test_no_process_outlives_the_command(self, dump, tmp_path, sign, code):
+        """Only the command itself is told to stop, while a question would take a minute more."""
+        hold = "held = open('held', 'w'); fcntl.flock(held, fcntl.LOCK_EX); held.write('held'); held.flush()"
+        asking(AnalysisConfig(), tmp_path, f"{hold}; time.sleep(60)")
+        (tmp_path / "config.toml").write_text('[dumps.none]\n[analyses]\nfiles = ["mine.py"]\n[run]\nworkers = 1\n')
+        with subprocess.Popen(
+            [sys.executable, "-c", COMMAND, "analyze", dump, "--config", "config.toml"],
+            cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, stderr=subprocess.PIPE, text=True,
+        ) as command:  # fmt: skip
+            held = tmp_path / "held"
+            wait_for(lambda: held.is_file() and held.read_text())
+            command.send_signal(sign)
+            assert (command.wait(30), "Traceback" in command.stderr.read()) == (code, False)
+        with held.open() as file:
+            wait_for(lambda: is_free(file))
+
+
+#: The command line; what is started in the background of a shell would ignore Ctrl-C.
+COMMAND = (
+    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from posstats.cli import main; main()"
+)
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def is_free(file):
+    """Whether the process that held a file has ended."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -6,6 +6,8 @@ import os
 import shutil
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +15,7 @@ import pytest
 import torch
 
 from posstats import store
-from posstats.dumping import memory, work
+from posstats.dumping import memory, run, work
 from posstats.dumping.attention import Recorder
 from posstats.dumping.conditions import apply
 from posstats.dumping.inputs import Sequences, random_sequences
@@ -642,6 +644,27 @@ class TestLocks:
 
 
 class TestShards:
+    def test_one_that_begins_while_another_joins_waits(self, go, whole, target, monkeypatch):
+        with monkeypatch.context() as patch:
+            patch.setattr(run, "join", lambda *_: None)
+            for k in (1, 2):
+                go(shard=(k, 2))
+        folder = parts_folder(target)
+        with ThreadPoolExecutor(1) as pool:
+            with lock(folder / "dump.lock"):
+                late = pool.submit(go, shard=(1, 2))
+                time.sleep(0.2)
+                assert not late.done()
+                work.join(Pieces(folder), target)
+            assert late.result(timeout=30).read_bytes() == whole.read_bytes()
+        assert not folder.exists()
+
+    def test_one_that_ends_turns_nobody_away_to_see_whether_it_is_the_last(self, go, monkeypatch):
+        held, original = [], run.lock
+        monkeypatch.setattr(run, "lock", lambda path, **how: (held.append((path.name, how)), original(path, **how))[1])
+        go(shard=(1, 2))
+        assert held == [("dump.lock", {"shared": True}), ("shard-1-of-2.lock", {})]
+
     def test_shards_one_after_another(self, go, whole, target, caplog):
         for k in (3, 1):
             go(shard=(k, 3))

@@ -124,6 +124,17 @@ class TestBlocks:
             half = blocks.read(one.isel(head=slice(2)))
             assert sum(sizes) == half.logit.nbytes == whole / 2
 
+    def test_a_size_of_blocks_that_is_none(self, ds):
+        with dask.config.set({"posstats.block-bytes": "lots"}), pytest.raises(InputError, match="must be a size"):
+            next(blocks.field_blocks(ds.sel(condition="baseline")))
+
+    @pytest.mark.parametrize(
+        "how", [lambda ds: ds.transpose(*reversed(list(ds.dims))), lambda ds: ds.chunk(query=7, layer=2)]
+    )
+    def test_nor_do_the_order_of_dims_and_chunks_matter(self, ds, asked, how):
+        estimator, expected = asked
+        assert_identical(tables(estimator(how(ds))), expected)
+
     def test_a_description_is_small(self, path):
         with open_dump(path) as lazy:
             block = next(blocks.field_blocks(lazy.sel(condition="baseline")))
@@ -164,6 +175,13 @@ class TestCluster:
             assert lazy.logit.chunksizes["head"] == (2, 2, 1)
             assert_identical(tables(estimator(lazy)), expected)
         assert submitted
+
+    def test_only_jobs_go_to_the_cluster(self, monkeypatch, path, asked):
+        """What this process computes by itself does not wait for workers that may never come."""
+        estimator, _ = asked
+        monkeypatch.setattr(distributed.Client, "get", None)
+        with open_dump(path) as lazy:
+            estimator(lazy)
 
     def test_large_data_in_memory_stay_here(self, monkeypatch, submitted, ds, path):
         with open_dump(path) as lazy:
@@ -209,13 +227,63 @@ class TestWorkers:
         with pytest.raises(ps.errors.DumpError, match="need the same files under the same names"):
             cluster._work(payload, cluster.versions())
 
-    def test_workers_that_die_of_a_job(self):
+    @pytest.mark.parametrize(
+        ("error", "kind", "message"),
+        [
+            (distributed.KilledWorker("job", None, 3), ps.errors.ClusterError, "more memory"),
+            (distributed.client.FutureCancelledError("job", "lost"), ps.errors.ClusterError, "the scheduler.*was lost"),
+            (ModuleNotFoundError("No module named 'posstats'"), InputError, "need the same posstats"),
+        ],
+    )
+    def test_what_becomes_of_a_job(self, error, kind, message):
         class Future:
-            def result(self):
-                raise distributed.KilledWorker("job", None, 3)
+            def done(self):
+                return True
 
-        with pytest.raises(ps.errors.ClusterError, match="more memory"):
-            cluster._Awaited(Future()).result()
+            def cancelled(self):
+                return False
+
+            def result(self):
+                raise error
+
+        with pytest.raises(kind, match=message):
+            cluster._Awaited(None, Future()).result()
+
+    def test_a_scheduler_or_worker_need_not_know_our_functions_to_read_a_job(self):
+        class Client:
+            def submit(self, function, job, **_):
+                assert function is pickle.loads
+                return function(job)
+
+        awaited = cluster.Jobs(Client(), lambda job, piece: job(piece), len).submit("abc")
+        assert awaited._future == 3
+
+    def test_a_client_that_is_closed(self):
+        with distributed.Client(processes=False, n_workers=1, dashboard_address=":0") as gone:
+            jobs = cluster.Jobs(gone, len, len)
+        for act in (jobs.ahead, lambda: jobs.submit("abc")):
+            with pytest.raises(ps.errors.ClusterError, match="was lost"):
+                act()
+
+    @pytest.mark.parametrize("paused", [False, True])
+    def test_work_does_not_wait_for_ever_for_workers(self, monkeypatch, path, paused):
+        monkeypatch.setattr(cluster, "LOOK_SECONDS", 0.02)
+        with (
+            distributed.Client(
+                processes=False, n_workers=int(paused), memory_limit=0, dashboard_address=":0"
+            ) as client,
+            open_dump(path) as lazy,
+            dask.config.set({"posstats.worker-wait": "300 ms"}),
+        ):
+            for worker in client.cluster.workers.values():
+                worker.status = distributed.core.Status.paused
+            with pytest.raises(ps.errors.ClusterError, match="no worker that takes work"):
+                ps.leakage(lazy, **OPTIONS)
+
+    def test_how_long_is_a_time(self):
+        assert cluster.worker_wait() == 600
+        with dask.config.set({"posstats.worker-wait": "a while"}), pytest.raises(InputError, match="must be a time"):
+            cluster.worker_wait()
 
 
 ANALYSIS = """
@@ -239,6 +307,13 @@ class TestCommandLine:
             '[inference]\nn_permutations = 99\n[dumps.none]\n[analyses]\nfiles = ["shares.py"]\n[run]\nworkers = 1\n'
         )
         return file
+
+    @pytest.mark.parametrize("content", ["no JSON", '{"type": "Scheduler"}', "[1]"])
+    def test_a_file_that_names_no_scheduler(self, run, config, path, tmp_path, content):
+        (tmp_path / "file").write_text(content)
+        code, out, err = run("analyze", path, "--config", config, "--scheduler", tmp_path / "file")
+        assert (code, out) == (2, "")
+        assert "dask scheduler --scheduler-file` wrote" in err.splitlines()[-1]
 
     @pytest.mark.parametrize("address", ["tcp://127.0.0.1:9", "nowhere"])
     def test_no_scheduler_answers(self, run, config, path, address):
@@ -371,7 +446,7 @@ class TestHardLimit:
         """On threads; on two workers that have the limit too, one of which is killed midway. In one test, which
         makes the large dump once."""
         said = under_limit("load", tmp_path / "load", large).read_text()
-        assert said.startswith("MemoryError: ") or "filter returned failure" in said  # the limit bites
+        assert said.startswith("MemoryError: ") or "not enough memory" in said  # the limit bites
         for mode in ("threads", "cluster"):
             found = pickle.loads(under_limit(mode, tmp_path / mode, large).read_bytes())
             assert set(found) == (set(expected) if mode == "threads" else {"shares"})

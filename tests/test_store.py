@@ -271,3 +271,30 @@ def test_lazy_arrays_travel_to_other_processes(path):
         again = open_dump(path)
         assert again.logit.data.name == dump.logit.data.name
         again.close()
+
+
+@pytest.mark.parametrize("at", [0, -1])
+def test_another_file_of_the_same_name_is_refused_elsewhere(path, at):
+    with open_dump(path) as dump:
+        travelling = pickle.dumps(dump.logit.data)
+    moved = path.with_name("moved.h5")
+    path.rename(moved)
+    shutil.copyfile(moved, path)  # of another time and inode, as on a machine that has a copy
+    np.testing.assert_array_equal(pickle.loads(travelling).compute(), example().logit.values)
+    if at == 0:
+        write_dump(example(seed=1), path)
+    else:
+        path.write_bytes(path.read_bytes() + b"\0")
+    with pytest.raises(DumpError, match="is not the file that was opened"):
+        pickle.loads(travelling)
+
+
+def test_a_damaged_chunk(tmp_path):
+    path = write_dump(example(), tmp_path / "d.h5")
+    with h5py.File(path) as file:
+        chunk = file["trajectory"].id.get_chunk_info(0)
+    content = bytearray(path.read_bytes())
+    content[chunk.byte_offset + 2 : chunk.byte_offset + chunk.size] = bytes(chunk.size - 2)
+    path.write_bytes(content)
+    with open_dump(path) as dump, pytest.raises(DumpError, match="values of trajectory cannot be read"):
+        dump.trajectory.load()

@@ -7,8 +7,10 @@ file, put in place by rename. Whatever stops the work, the same call goes on whe
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,9 @@ from posstats.store import followed, open_dump, parts_folder
 from posstats.vocabulary import DEFAULT_OFFSETS
 
 logger = logging.getLogger(__name__)
+
+#: Seconds between two looks at a dump that another shard joins.
+_LOOK_SECONDS = 0.1
 
 
 def dump(
@@ -116,17 +121,21 @@ def dump(
         model, sequences, conditions=conditions, offsets=offsets, probes=probes, tokenizer=tokenizer, seed=seed
     )
     pieces = Pieces(parts_folder(path))
+    current = partial(is_current, path, plan.attrs, overwrite=overwrite, labels=plan.coordinates)
     try:
-        if is_current(path, plan.attrs, overwrite=overwrite, labels=plan.coordinates) and not pieces.folder.exists():
+        if current() and not pieces.folder.exists():
             return _reused(path)
         followed(path).parent.mkdir(parents=True, exist_ok=True)
         with ExitStack() as locks:
-            locks.enter_context(lock(pieces.folder / "dump.lock", shared=shard is not None))
+            locks.enter_context(lock(pieces.folder / "dump.lock") if shard is None else _beside_others(pieces, current))
             if shard is not None:
                 locks.enter_context(lock(pieces.folder / f"shard-{shard[0]}-of-{shard[1]}.lock"))
-            if is_current(path, plan.attrs, overwrite=overwrite, labels=plan.coordinates):
+            if current():
                 if shard is None:
                     pieces.remove()
+                else:  # a shard that waited for the one that joined has made the folder again
+                    locks.close()
+                    _remove_if_empty(pieces)
                 return _reused(path)
             if shard is None:
                 _discard(pieces, plan, resume, overwrite)
@@ -294,6 +303,23 @@ def unfinished(pieces: Pieces, *, discard: bool) -> Manifest | None:
         raise
 
 
+@contextmanager
+def _beside_others(pieces: Pieces, current: Callable[[], bool]) -> Iterator[None]:
+    """Hold a dump together with other shards. One that joins it, or then cleans up, is waited for."""
+    while True:
+        with ExitStack() as held:
+            try:
+                held.enter_context(lock(pieces.folder / "dump.lock", shared=True))
+            except Held:
+                manifest = pieces.manifest()
+                if (manifest is None or pieces.missing(manifest)) and not current():
+                    raise
+                time.sleep(_LOOK_SECONDS)
+                continue
+            yield
+            return
+
+
 def _remove_if_empty(pieces: Pieces) -> None:
     """Leave no folder behind in which no batch was finished, unless others are at work in it."""
     with suppress(Held, OSError), lock(pieces.folder / "dump.lock"):
@@ -317,6 +343,11 @@ def _tell_how_to_go_on(pieces: Pieces) -> None:
 def _join_if_last(pieces: Pieces, path: Path) -> None:
     if not pieces.folder.exists():
         return  # another shard was last and has joined them
+    manifest = pieces.manifest()
+    if manifest is not None and pieces.missing(manifest):
+        # Known without the lock: were it held to look, a shard that begins now would be turned away.
+        logger.info("this shard is done; %s is joined when the others are", path)
+        return
     try:
         with lock(pieces.folder / "dump.lock"):
             manifest = pieces.manifest()
