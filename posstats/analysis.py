@@ -243,7 +243,8 @@ def _tasks(
     code = code_digest()
     settings = hashlib.sha256(json.dumps(asdict(config.inference), sort_keys=True).encode()).hexdigest()
     for name, path in dumps.items():
-        content, state = "", ()
+        content = ""
+        state: tuple[int, ...] = ()
         if path.is_file() or not absent:
             with open_dump(path) as dataset:  # says what is wrong with it before anything is computed
                 conditions = dataset.condition.values.tolist()
