@@ -9,14 +9,9 @@ import hashlib
 import importlib.util
 import json
 import logging
-import multiprocessing
-import os
-import threading
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,13 +23,13 @@ import numpy as np
 
 from posstats.cluster import connected
 from posstats.config import AnalysisConfig, InferenceConfig
-from posstats.errors import ClusterError, DumpError, FewDocumentsWarning, InputError, PosstatsError
+from posstats.errors import DumpError, FewDocumentsWarning, InputError, PosstatsError
 from posstats.figures import save_figure
 from posstats.findings import Findings, Quantity
 from posstats.headline import HEADLINE, headline_table
 from posstats.progress import progress
 from posstats.provenance import code_digest, file_digest
-from posstats.side_by_side import single_threaded
+from posstats.side_by_side import in_processes
 from posstats.store import open_dump
 from posstats.tables import Table, to_text, write_table
 from posstats.vocabulary import BASELINE
@@ -262,41 +257,7 @@ def _tasks(
 
 
 def _computed(tasks: Sequence[_Task], workers: int) -> Iterator[tuple[_Task, list[dict[str, Any]]]]:
-    if not tasks:
-        return
-    # Fresh processes: forking one that runs threads (torch, dask) is not safe.
-    context, before = multiprocessing.get_context("spawn"), set(multiprocessing.active_children())
-    n = min(workers, len(tasks))
-    with single_threaded(), ProcessPoolExecutor(n, mp_context=context, initializer=_end_with_parent) as pool:
-        futures = {pool.submit(_compute, task): task for task in tasks}
-        try:
-            for future in as_completed(futures):
-                yield futures[future], future.result()
-        except BrokenProcessPool as error:
-            raise ClusterError(
-                "a process that computed an answer ended before it had it, most likely killed for want of memory: make "
-                "blocks smaller (docs/scale.md), or let fewer run at once (workers under [run]); answers that are "
-                "complete are kept"
-            ) from error
-        except Exception:
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise
-        except BaseException:  # stopped: what is under way may take hours
-            for process in set(multiprocessing.active_children()) - before:
-                process.terminate()
-            raise
-
-
-def _end_with_parent() -> None:
-    """Let this process end when the one that started it does, even if that was killed."""
-    parent = multiprocessing.parent_process()
-
-    def watch() -> None:
-        if parent is not None:
-            parent.join()
-            os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
+    return in_processes(_compute, tasks, workers)
 
 
 def _compute(task: _Task) -> list[dict[str, Any]]:

@@ -119,7 +119,7 @@ def _check_runs(runs: Sequence[xr.Dataset]) -> None:
     # Without digests, the numbers of one sequence tell whether two recordings are of the same weights.
     names = ["logit", "sink_logit", "log_denominator_rest"]
     first = [select_condition(one[names].isel(sequence=0), BASELINE) for one in runs]
-    numbers = [b"".join(one[name].values.tobytes() for name in names) for one in first]
+    numbers = [b"".join(read(one[name]).values.tobytes() for name in names) for one in first]
     if len(set(digests)) < len(digests) or (not digests and len(set(numbers)) < len(numbers)):
         raise DesignError(
             "The same weights occur twice among the training runs of one architecture: variants or repeated dumps of "

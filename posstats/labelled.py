@@ -184,7 +184,9 @@ def repeated_documents_note(data: xr.Dataset) -> tuple[str, ...]:
     if "token_id" not in data:
         return ()
     names = np.atleast_1d(data.condition.values).tolist()
-    tokens = select_condition(data, BASELINE if BASELINE in names else names[0]).token_id.transpose("sequence", "query")
+    one = select_condition(data, BASELINE if BASELINE in names else names[0])
+    # In this thread, as all that is little: a cluster that is at hand may have no worker yet.
+    tokens = one.token_id.transpose("sequence", "query").compute(scheduler=get_sync)
     documents: dict[str, set[bytes]] = {}
     for document, row in zip(data.document.values.tolist(), np.ascontiguousarray(tokens.values), strict=True):
         documents.setdefault(document, set()).add(row.tobytes())

@@ -1,10 +1,12 @@
-"""Work done side by side, in order: on threads, or on a cluster if one is at hand; processes with one thread each."""
+"""Work done side by side: in order on threads, or on a cluster if one is at hand; in processes with one thread each."""
 
+import multiprocessing
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from itertools import chain
 from typing import Any, Protocol, TypeVar
@@ -12,6 +14,7 @@ from typing import Any, Protocol, TypeVar
 from threadpoolctl import ThreadpoolController
 
 from posstats.cluster import Jobs, current_client
+from posstats.errors import ClusterError
 
 #: Pieces of work computed at once on threads; more only wait for the file.
 _MAXIMUM_THREADS = 8
@@ -138,3 +141,64 @@ def single_threaded() -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
+
+
+def in_processes(job: Callable[[_Given], _Made], tasks: Sequence[_Given], n: int) -> Iterator[tuple[_Given, _Made]]:
+    """Do long tasks in processes of their own; results come as they are ready.
+
+    Where a task fails, those under way are finished; where the caller stops, they are not.
+
+    Parameters
+    ----------
+    job : callable
+        Of a task; as tasks are, picklable.
+    tasks : sequence
+        Tasks, told apart by their hash.
+    n : int
+        Processes at once.
+
+    Yields
+    ------
+    tuple
+        A task and what the job made of it.
+
+    Raises
+    ------
+    ClusterError
+        If a process ended before its task did.
+    """
+    if not tasks:
+        return
+    # Fresh processes: forking one that runs threads (torch, dask) is not safe.
+    context, before = multiprocessing.get_context("spawn"), set(multiprocessing.active_children())
+    n = min(n, len(tasks))
+    with single_threaded(), ProcessPoolExecutor(n, mp_context=context, initializer=_end_with_parent) as pool:
+        futures = {pool.submit(job, task): task for task in tasks}
+        try:
+            for future in as_completed(futures):
+                yield futures[future], future.result()
+        except BrokenProcessPool as error:
+            raise ClusterError(
+                "a process that computed an answer ended before it had it, most likely killed for want of memory: make "
+                "blocks smaller (docs/scale.md), or let fewer run at once (workers under [run]); answers that are "
+                "complete are kept"
+            ) from error
+        except Exception:
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
+        except BaseException:  # stopped: what is under way may take hours
+            for process in set(multiprocessing.active_children()) - before:
+                process.terminate()
+            raise
+
+
+def _end_with_parent() -> None:
+    """Let this process end when the one that started it does, even if that was killed."""
+    parent = multiprocessing.parent_process()
+
+    def watch() -> None:
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
