@@ -120,7 +120,7 @@ def test_withheld_shares_and_constant_logits_are_noted():
     row = earlier_metrics(ds, n_resamples=5).table.iloc[0]
     assert np.isnan(row.linear_delta_r2)
     assert np.isnan(row.diagonal_fraction)
-    assert row.note == "the logits do not vary"
+    assert row.note == "documents do not differ beyond rounding: no test; the logits do not vary"
     assert row.residual_share == pytest.approx(0, abs=1e-9)
 
 
