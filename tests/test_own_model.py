@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import os
 import subprocess
 from pathlib import Path
 
@@ -121,7 +122,10 @@ def test_the_question_of_ones_own_that_the_document_asks(run, tmp_path):
 
 
 def make(*words):
-    return subprocess.run(["make", *map(str, words)], cwd=ROOT, capture_output=True, text=True, check=False)
+    # As from a terminal, also where the tests are run by make.
+    own = {name: value for name, value in os.environ.items() if name not in ("MAKELEVEL", "MAKEFLAGS", "MFLAGS")}
+    command = ["make", *map(str, words)]
+    return subprocess.run(command, cwd=ROOT, env=own, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize("target", ["analyze", "report"])
