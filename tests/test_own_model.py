@@ -1,9 +1,9 @@
 """A model of one's own through make and the command line: where its BOS token, its length and its results come from."""
 
 import json
+import os
 import re
 import shutil
-import os
 import subprocess
 from pathlib import Path
 
