@@ -1,5 +1,6 @@
 """The command line: help that teaches, one line per mistake with exit code 2, dumps and analyses that are reused."""
 
+import importlib
 import json
 import os
 import re
@@ -30,6 +31,16 @@ def analyse(ds, inference):
     return Findings({"leakage": leakage}, headline=[
         Quantity.of("leakage", leakage.units, leakage, condition="baseline")])
 """
+
+
+def forget_torch(monkeypatch):
+    """As where torch is not installed: neither it nor the dump wing can be imported, until the test is over."""
+    importlib.import_module("posstats.dumping")
+    # The package holds its dump wing, too, and has to get the same one back.
+    monkeypatch.setattr(ps, "dumping", sys.modules["posstats.dumping"])
+    for name in [name for name in sys.modules if name.startswith("posstats.dumping")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "torch", None)
 
 
 @pytest.fixture(scope="module")
@@ -335,9 +346,7 @@ class TestDump:
          ["--shard", "3/2"]],
     )  # fmt: skip
     def test_what_needs_no_model_is_checked_before_torch_and_any_notice(self, run, folder, tmp_path, monkeypatch, more):
-        for name in [name for name in sys.modules if name.startswith("posstats.dumping")]:
-            monkeypatch.delitem(sys.modules, name)
-        monkeypatch.setitem(sys.modules, "torch", None)
+        forget_torch(monkeypatch)
         line = mistake(answer := self.dump(run, folder, tmp_path / "d.h5", *more))
         assert answer[2] == f"{line}\n"
         assert "torch" not in line
@@ -453,9 +462,7 @@ class TestAnalyze:
         assert "there is no section [oops]" in mistake(run("analyze", "--config", path))
 
     def test_without_torch_recording_says_what_to_install(self, run, config, monkeypatch):
-        for name in [name for name in sys.modules if name.startswith("posstats.dumping")]:
-            monkeypatch.delitem(sys.modules, name)
-        monkeypatch.setitem(sys.modules, "torch", None)
+        forget_torch(monkeypatch)
         assert "recording a dump needs torch" in mistake(run("analyze", "--config", config()))
 
 
