@@ -121,7 +121,7 @@ def run_analyses(
         for path in filter(Path.is_file, folder.glob(f"{HEADLINE}.*")):
             path.unlink()
     with progress("analyses", len(missing), unit="question", show=show and bool(missing)) as bar:
-        for task, quantities in _computed(missing, config.run.workers):
+        for task, quantities in in_processes(_compute, missing, config.run.workers):
             headline[task] = quantities
             logger.info("finished %s", task.label)
             bar.update()
@@ -254,10 +254,6 @@ def _tasks(
             asked = hashlib.sha256(f"{code}\n{file_digest(file)}".encode()).hexdigest()
             basis = _Basis(content, settings, asked)
             yield _Task(name, path, file, folder / name / file.stem, config.inference, basis, scheduler, state)
-
-
-def _computed(tasks: Sequence[_Task], workers: int) -> Iterator[tuple[_Task, list[dict[str, Any]]]]:
-    return in_processes(_compute, tasks, workers)
 
 
 def _compute(task: _Task) -> list[dict[str, Any]]:

@@ -20,6 +20,11 @@ def model_kind(ds: xr.Dataset) -> str:
     return str(ds.attrs.get("model_kind", TRAINED))
 
 
+def model_of(ds: xr.Dataset) -> str:
+    """The model of a dump, as it was named."""
+    return str(ds.attrs.get("model", ds.attrs.get("model_id", "unnamed model")))
+
+
 def same_sequences(a: xr.Dataset, b: xr.Dataset) -> bool:
     """Whether two dumps hold the same token ids, from the same documents, in the same order."""
     pairs = [(a.document, b.document)]

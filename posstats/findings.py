@@ -93,11 +93,12 @@ class Findings:
         for name in (*self.tables, *self.figures):
             if Path(name).name != name or name.startswith("."):
                 raise InputError(f"{name!r} cannot be the name of a file, which a table or figure has without ending")
-        asked = [
-            ("tables", "Result or Table", [isinstance(one, Result | Table) or one for one in self.tables.values()]),
-            ("figures", "Axes", [isinstance(one, Axes) or one for one in self.figures.values()]),
-            ("headline", "Quantity", [isinstance(one, Quantity) or one for one in self.headline]),
-        ]
-        for what, kind, found in asked:
-            for wrong in (one for one in found if one is not True):
-                raise InputError(f"{what} of Findings hold {kind}, not {type(wrong).__name__}")
+        for what, kinds, found in (
+            ("tables", (Result, Table), self.tables.values()),
+            ("figures", (Axes,), self.figures.values()),
+            ("headline", (Quantity,), self.headline),
+        ):
+            for one in found:
+                if not isinstance(one, kinds):
+                    expected = " or ".join(kind.__name__ for kind in kinds)
+                    raise InputError(f"{what} of Findings hold {expected}, not {type(one).__name__}")

@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 import xarray as xr
 
+from posstats.designs import model_of
 from posstats.labelled import repeated_documents_note
 from posstats.store import open_dump
 from posstats.tables import Table
@@ -87,7 +88,7 @@ def _shared(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 def _described(dataset: xr.Dataset) -> str:
     documents = len(set(dataset.document.values.tolist()))
-    model = model_name(str(dataset.attrs.get("model", dataset.attrs.get("model_id", "unnamed model"))))
+    model = model_name(model_of(dataset))
     model = SIMULATED if model == "simulated" else model
     described = (
         f"{model}, {dataset.sizes['sequence']} sequences of {dataset.sizes['query']} tokens from {documents} documents"

@@ -11,7 +11,7 @@ import xarray as xr
 
 from posstats.config import InferenceConfig
 from posstats.contrasts import METHODS, Side, contrast
-from posstats.designs import declared_windows, model_kind
+from posstats.designs import declared_windows, model_kind, model_of
 from posstats.errors import DesignError, FewDocumentsWarning, InputError
 from posstats.estimates import adjusted
 from posstats.evidence import QUESTIONS, require_dump
@@ -105,8 +105,9 @@ def claims(
     rows: list[dict[str, object]] = []
     trios = list(_trios(models)) if "C6" in which else []
     compared = {id(one) for trio in trios for one in trio.members()}
-    for model in models:
-        for note in few_documents_note(model.n) + repeated_documents_note(model.ds):
+    repeated = [repeated_documents_note(model.ds) for model in models]
+    for model, doubled in zip(models, repeated, strict=True):
+        for note in few_documents_note(model.n) + doubled:
             warnings.warn(f"{model.name} on {model.dump}: {note}", FewDocumentsWarning, stacklevel=2)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FewDocumentsWarning)  # of each dump it has been said
@@ -126,15 +127,14 @@ def claims(
         "adjustment": adjust,
     }
     notes = few_documents_note(min(model.n for model in models))
-    notes += tuple(dict.fromkeys(note for model in models for note in repeated_documents_note(model.ds)))
+    notes += tuple(dict.fromkeys(note for doubled in repeated for note in doubled))
     if method is None:
         own = {"standard_errors": "of each estimate by its own method (docs/claims.md)"}
         settings |= {"level": level, **own, "n_permutations": n_permutations, "seed": seed}
     else:
         settings |= Inference(level, method, n_resamples, n_permutations, seed).settings()
-        notes += (f"C6 rests on a {DEFAULT_METHODS['contrast'].replace('_', ' ')}",) * bool(
-            trios and method not in METHODS
-        )
+        if trios and method not in METHODS:
+            notes += (f"C6 rests on a {DEFAULT_METHODS['contrast'].replace('_', ' ')}",)
     return ClaimsResult(table[_COLUMNS], settings, notes)
 
 
@@ -211,7 +211,7 @@ def _named(given: Iterable[tuple[str | None, xr.Dataset]]) -> list[_Model]:
 
 def _label(said: str | None, ds: xr.Dataset) -> tuple[str, str]:
     """Model and sequences of a dump, in words that other dumps may share."""
-    name = str(ds.attrs.get("model", ds.attrs.get("model_id", "unnamed model")))
+    name = model_of(ds)
     if "adapter_architecture" in ds.attrs:
         name += f", adapted to {ds.attrs['adapter_architecture']}, run {ds.attrs['adapter_seed']}"
     elif ds.attrs.get("model_variant"):

@@ -23,6 +23,7 @@ from posstats.config import AnalysesConfig, AnalysisConfig, InferenceConfig, Run
 from posstats.errors import InputError
 from posstats.recording import record_dumps
 from posstats.store import write_dump
+from tests.processes import in_this_process
 
 ROOT = Path(__file__).parents[1]
 CONDITIONS = ["baseline", "bos=mean", "bos=zero", "shift=3"]
@@ -132,7 +133,7 @@ class TestReuse:
     @pytest.fixture
     def one(self, config, dump, tmp_path, monkeypatch):
         """Run the one quick file, without the cost of another process; returns what was written, headline aside."""
-        monkeypatch.setattr(analysis, "_computed", lambda tasks, _: ((task, analysis._compute(task)) for task in tasks))
+        monkeypatch.setattr(analysis, "in_processes", in_this_process)
         config = replace(config, analyses=AnalysesConfig(("controls.py",)))
 
         def call(config=config, dumps=None, folder=tmp_path / "results"):
@@ -224,7 +225,7 @@ WRONG = {
 class TestMistakes:
     @pytest.fixture(autouse=True)
     def in_this_process(self, monkeypatch):
-        monkeypatch.setattr(analysis, "_computed", lambda tasks, _: ((task, analysis._compute(task)) for task in tasks))
+        monkeypatch.setattr(analysis, "in_processes", in_this_process)
 
     @pytest.mark.parametrize("text", WRONG)
     def test_in_an_analysis_file_are_told_with_question_and_line(self, config, dump, tmp_path, text):
@@ -251,7 +252,7 @@ class TestMistakes:
             run_analyses(config, {"o": path}, tmp_path / "r", show=False)
 
     def test_a_folder_that_cannot_be_written_to_is_told_of_first(self, config, dump, tmp_path, monkeypatch):
-        monkeypatch.setattr(analysis, "_computed", lambda *_: pytest.fail("computed"))
+        monkeypatch.setattr(analysis, "in_processes", lambda *_: pytest.fail("computed"))
         (tmp_path / "r").write_text("a file")
         with pytest.raises(OSError, match="r'"):
             run_analyses(config, {"sim": dump}, tmp_path / "r", show=False)
@@ -279,7 +280,7 @@ class TestMistakes:
 @pytest.mark.filterwarnings("ignore::posstats.errors.FewDocumentsWarning")
 @pytest.mark.parametrize("design", [{"length": 12, "offsets": (0, 1)}, {"length": 40, "offsets": (8,)}])
 def test_what_short_sequences_or_far_offsets_do_not_support_has_a_reason(config, tmp_path, monkeypatch, design):
-    monkeypatch.setattr(analysis, "_computed", lambda tasks, _: ((task, analysis._compute(task)) for task in tasks))
+    monkeypatch.setattr(analysis, "in_processes", in_this_process)
     ds = ps.simulate(n=6, conditions=["baseline", "bos=mean"], seed=0, **design).dataset
     files = ("magnitude.py", "removal.py", "sinks.py")
     config = replace(config, analyses=AnalysesConfig(files), folder=ROOT / "analyses")
@@ -293,7 +294,7 @@ def test_what_short_sequences_or_far_offsets_do_not_support_has_a_reason(config,
 
 
 def test_numbers_of_numpy_are_numbers(config, dump, tmp_path, monkeypatch):
-    monkeypatch.setattr(analysis, "_computed", lambda tasks, _: ((task, analysis._compute(task)) for task in tasks))
+    monkeypatch.setattr(analysis, "in_processes", in_this_process)
     (tmp_path / "mine.py").write_text(
         "import numpy as np\nfrom posstats.findings import Findings, Quantity\n"
         "def analyse(ds, inference):\n"
@@ -319,7 +320,7 @@ def test_findings_may_be_tables_alone(config, dump, tmp_path):
 
 
 def test_closing_tables_that_say_the_same_name_their_dump(config, dump, tmp_path, monkeypatch):
-    monkeypatch.setattr(analysis, "_computed", lambda tasks, _: ((task, analysis._compute(task)) for task in tasks))
+    monkeypatch.setattr(analysis, "in_processes", in_this_process)
     (tmp_path / "mine.py").write_text(
         "import pandas as pd\nfrom posstats.analysis import Findings\nfrom posstats.tables import Table\n"
         "def analyse(ds, inference):\n"
@@ -387,7 +388,7 @@ class TestHardships:
             run_analyses(config, {"sim": dump}, tmp_path / "r", show=False)
 
     def test_a_dump_that_changes_meanwhile(self, config, dump, tmp_path, monkeypatch):
-        monkeypatch.setattr(analysis, "_computed", lambda tasks, _: ((task, analysis._compute(task)) for task in tasks))
+        monkeypatch.setattr(analysis, "in_processes", in_this_process)
         shutil.copy(dump, tmp_path / "d.h5")
         config = asking(config, tmp_path, f"os.utime({str(tmp_path / 'd.h5')!r})")
         with pytest.raises(ps.errors.DumpError, match="changed while it was analysed"):

@@ -24,6 +24,7 @@ from posstats.report.reading import read_results, read_table
 from posstats.store import write_dump
 from posstats.tables import write_table
 from posstats.views import significant
+from tests.processes import in_this_process
 
 ROOT = Path(__file__).parents[1]
 FILES = ("leakage_shares.py", "removal.py", "position_tests.py", "claims.py")
@@ -64,7 +65,7 @@ def folder(dumps, config, tmp_path_factory):
     folder = tmp_path_factory.mktemp("results") / "dumps-some+weak"
     with pytest.MonkeyPatch.context() as patch:
         # In this process: starting others takes longer than the work.
-        patch.setattr(analysis, "_computed", lambda tasks, *_: ((task, analysis._compute(task)) for task in tasks))
+        patch.setattr(analysis, "in_processes", in_this_process)
         run_analyses(config, dumps, folder, show=False)
     return folder
 
@@ -293,7 +294,7 @@ class TestNumbers:
 
 @pytest.mark.filterwarnings("ignore::posstats.errors.FewDocumentsWarning")
 def test_dumps_and_tables_of_any_name(tmp_path, monkeypatch):
-    monkeypatch.setattr(analysis, "_computed", lambda tasks, *_: ((task, analysis._compute(task)) for task in tasks))
+    monkeypatch.setattr(analysis, "in_processes", in_this_process)
     for question in ("mine", "other"):
         (tmp_path / f"{question}.py").write_text(
             "import pandas as pd\nfrom posstats.findings import Findings, Quantity\nfrom posstats.tables import Table\n"
