@@ -3,11 +3,11 @@
 import xarray as xr
 
 import posstats as ps
-from posstats import figures_claims
-from posstats.config import InferenceConfig
-from posstats.findings import Findings, Quantity
-from posstats.tables import Table
-from posstats.verdicts import CRITERIA, NOT_TESTABLE, WHOLE
+from posstats.figures import claims as figures_claims
+from posstats.results.verdicts import CRITERIA, NOT_TESTABLE, WHOLE
+from posstats.study.config import InferenceConfig
+from posstats.study.findings import Findings, Quantity
+from posstats.tables.table import Table
 
 
 def analyse(ds: xr.Dataset, inference: InferenceConfig) -> Findings:

@@ -3,10 +3,10 @@
 import pandas as pd
 import xarray as xr
 
-from posstats.config import InferenceConfig
-from posstats.findings import Findings, Quantity
-from posstats.known_answers import repeat_residuals, shift_differences
-from posstats.tables import Table
+from posstats.ledger.controls import repeat_residuals, shift_differences
+from posstats.study.config import InferenceConfig
+from posstats.study.findings import Findings, Quantity
+from posstats.tables.table import Table
 
 
 def analyse(ds: xr.Dataset, _inference: InferenceConfig) -> Findings:  # no control is resampled

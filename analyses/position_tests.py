@@ -4,9 +4,9 @@ import numpy as np
 import xarray as xr
 
 import posstats as ps
-from posstats.config import InferenceConfig
-from posstats.findings import Findings, Quantity
-from posstats.tables import rests_on
+from posstats.study.config import InferenceConfig
+from posstats.study.findings import Findings, Quantity
+from posstats.tables.table import rests_on
 from posstats.vocabulary import BASELINE, LOG_ATTENTION
 
 

@@ -3,10 +3,10 @@
 import xarray as xr
 
 import posstats as ps
-from posstats import figures_position0 as figures
-from posstats.config import InferenceConfig
 from posstats.errors import DesignError
-from posstats.findings import Findings, Quantity
+from posstats.figures import position0 as figures
+from posstats.study.config import InferenceConfig
+from posstats.study.findings import Findings, Quantity
 
 
 def analyse(ds: xr.Dataset, inference: InferenceConfig) -> Findings:

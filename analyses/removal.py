@@ -3,10 +3,10 @@
 import xarray as xr
 
 import posstats as ps
-from posstats import figures
-from posstats.config import InferenceConfig
-from posstats.evidence import no_early, per_head
-from posstats.findings import Findings, Quantity
+from posstats.figures import leakage as figures
+from posstats.ledger.evidence import no_early, per_head
+from posstats.study.config import InferenceConfig
+from posstats.study.findings import Findings, Quantity
 
 EARLY = "[2, 16)"
 

@@ -17,55 +17,54 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from posstats import errors as errors
+from posstats._version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from posstats.attention_sinks import sinks
-    from posstats.comparison import earlier_metrics
-    from posstats.contrasts import contrast
-    from posstats.decoders import decode, discriminate
-    from posstats.dumping.inputs import Sequences, random_sequences, repeat_sequences, text_sequences
-    from posstats.dumping.models import load_model
-    from posstats.dumping.run import dump, join_dump
-    from posstats.estimates import leakage, magnitude, removal, shares
-    from posstats.heads import model_level
-    from posstats.labelled import decompose
-    from posstats.ledger import claims
-    from posstats.positions import position_tests
-    from posstats.rehearsal import simulate
-    from posstats.store import open_dump, write_dump
-    from posstats.trajectories import trajectory
-    from posstats.trajectory_readers import readers
-
-__version__ = "0.1.0"
+    from posstats.dataset.simulate import simulate
+    from posstats.dataset.store import open_dump, write_dump
+    from posstats.dataset.terms import decompose
+    from posstats.dumping.inputs.sequences import Sequences, random_sequences, repeat_sequences, text_sequences
+    from posstats.dumping.model.load import load_model
+    from posstats.dumping.run.dump import dump, join_dump
+    from posstats.estimators.contrast import contrast
+    from posstats.estimators.decoding import decode, discriminate
+    from posstats.estimators.earlier_metrics import earlier_metrics
+    from posstats.estimators.leakage import leakage, magnitude, removal, shares
+    from posstats.estimators.model_level import model_level
+    from posstats.estimators.position_tests import position_tests
+    from posstats.estimators.readers import readers
+    from posstats.estimators.sinks import sinks
+    from posstats.estimators.trajectory import trajectory
+    from posstats.ledger.claims import claims
 
 #: Public name -> its module, which is fetched when the name is first used: statistics take seconds to import, the dump
 #: wing needs torch, and neither the help of the command line nor its completion needs any of it.
 _HOMES = {
-    "Sequences": "posstats.dumping.inputs",
-    "claims": "posstats.ledger",
-    "contrast": "posstats.contrasts",
-    "decode": "posstats.decoders",
-    "decompose": "posstats.labelled",
-    "discriminate": "posstats.decoders",
-    "dump": "posstats.dumping.run",
-    "earlier_metrics": "posstats.comparison",
-    "join_dump": "posstats.dumping.run",
-    "leakage": "posstats.estimates",
-    "load_model": "posstats.dumping.models",
-    "magnitude": "posstats.estimates",
-    "model_level": "posstats.heads",
-    "open_dump": "posstats.store",
-    "position_tests": "posstats.positions",
-    "random_sequences": "posstats.dumping.inputs",
-    "readers": "posstats.trajectory_readers",
-    "removal": "posstats.estimates",
-    "repeat_sequences": "posstats.dumping.inputs",
-    "shares": "posstats.estimates",
-    "simulate": "posstats.rehearsal",
-    "sinks": "posstats.attention_sinks",
-    "text_sequences": "posstats.dumping.inputs",
-    "trajectory": "posstats.trajectories",
-    "write_dump": "posstats.store",
+    "Sequences": "posstats.dumping.inputs.sequences",
+    "claims": "posstats.ledger.claims",
+    "contrast": "posstats.estimators.contrast",
+    "decode": "posstats.estimators.decoding",
+    "decompose": "posstats.dataset.terms",
+    "discriminate": "posstats.estimators.decoding",
+    "dump": "posstats.dumping.run.dump",
+    "earlier_metrics": "posstats.estimators.earlier_metrics",
+    "join_dump": "posstats.dumping.run.dump",
+    "leakage": "posstats.estimators.leakage",
+    "load_model": "posstats.dumping.model.load",
+    "magnitude": "posstats.estimators.leakage",
+    "model_level": "posstats.estimators.model_level",
+    "open_dump": "posstats.dataset.store",
+    "position_tests": "posstats.estimators.position_tests",
+    "random_sequences": "posstats.dumping.inputs.sequences",
+    "readers": "posstats.estimators.readers",
+    "removal": "posstats.estimators.leakage",
+    "repeat_sequences": "posstats.dumping.inputs.sequences",
+    "shares": "posstats.estimators.leakage",
+    "simulate": "posstats.dataset.simulate",
+    "sinks": "posstats.estimators.sinks",
+    "text_sequences": "posstats.dumping.inputs.sequences",
+    "trajectory": "posstats.estimators.trajectory",
+    "write_dump": "posstats.dataset.store",
 }
 
 __all__ = [

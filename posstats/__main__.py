@@ -1,6 +1,6 @@
 """``python -m posstats``."""
 
-from posstats.cli import main
+from posstats.cli.app import main
 
 if __name__ == "__main__":
     main()

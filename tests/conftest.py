@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from posstats.cli import main
+from posstats.cli.app import main
 
 
 @pytest.fixture(scope="session")
@@ -20,7 +20,7 @@ def default_model():
 def results():
     """One result of every kind, with every key column it can have."""
     import posstats as ps
-    from posstats.comparison import trap_table
+    from posstats.estimators.earlier_metrics import trap_table
     from tests import position0
 
     ds = ps.simulate(n=24, length=40, offsets=(0, 1, 2), conditions=["baseline", "bos=mean"], seed=0).dataset

@@ -17,7 +17,7 @@ import torch
 import transformers
 
 from posstats import Sequences
-from posstats.dumping.precision import compute_in_float64
+from posstats.dumping.model.float64 import compute_in_float64
 
 BOS, TWIN, ORDINARY = 1, 2, np.arange(3, 97)
 _CONTENT, _CONSTANT, _FLAG, _MEAN, _FIRST = slice(0, 6), 6, 7, slice(8, 14), 14

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import torch
 
-from posstats.dumping.inputs import random_sequences
-from posstats.dumping.run import dump
+from posstats.dumping.inputs.sequences import random_sequences
+from posstats.dumping.run.dump import dump
 from tests import tiny
 
 OPTIONS = {"conditions": ["baseline", "bos=mean"], "offsets": [0, 1, 4], "batch_size": 2, "progress": False}

@@ -70,7 +70,7 @@ def concatenated(files, repeats):
 
 def kill_midway(client):
     """Let the first worker be killed once a few results are there; returns the processes that workers have been."""
-    from posstats import cluster
+    from posstats.execution import cluster
 
     processes = set(client.run(os.getpid).values())
     victim = min(processes)
@@ -133,7 +133,7 @@ def main(mode, n_bytes, out, *files):
     import dask
 
     import posstats as ps
-    from posstats.store import write_dump
+    from posstats.dataset.store import write_dump
 
     dask.config.set({"posstats.block-bytes": BLOCKS})
     if mode == "write":

@@ -2,5 +2,5 @@
 
 
 def in_this_process(job, tasks, _):
-    """In place of `posstats.side_by_side.in_processes`."""
+    """In place of `posstats.execution.parallel.in_processes`."""
     return ((task, job(task)) for task in tasks)

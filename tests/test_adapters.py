@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import posstats as ps
-from posstats.dumping.adapters import CONFIG, RECORD, TENSORS, read_adapter
-from posstats.dumping.checkpoints import weights_digest
-from posstats.dumping.models import max_length, model_facts
+from posstats.dumping.model.adapters import CONFIG, RECORD, TENSORS, read_adapter
+from posstats.dumping.model.checkpoints import weights_digest
+from posstats.dumping.model.load import max_length, model_facts
 from posstats.errors import InputError, ModelError
 from tests import trained
 from tests.trained import CORPUS, SETTINGS, fit, torch_as_it_was, train

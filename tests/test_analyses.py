@@ -17,12 +17,13 @@ import pandas as pd
 import pytest
 
 import posstats as ps
-from posstats import analysis, figures
-from posstats.analysis import Findings, Quantity, closing_tables, run_analyses
-from posstats.config import AnalysesConfig, AnalysisConfig, InferenceConfig, RunConfig, load_config
+from posstats.dataset.store import write_dump
 from posstats.errors import InputError
-from posstats.recording import record_dumps
-from posstats.store import write_dump
+from posstats.figures import leakage as figures
+from posstats.study import analysis
+from posstats.study.analysis import Findings, Quantity, closing_tables, run_analyses
+from posstats.study.config import AnalysesConfig, AnalysisConfig, InferenceConfig, RunConfig, load_config
+from posstats.study.recording import record_dumps
 from tests.processes import in_this_process
 
 ROOT = Path(__file__).parents[1]
@@ -210,13 +211,13 @@ WRONG = {
     "def analyse():\n    pass\n": r"mine of sim: .*mine\.py: TypeError: analyse\(\) takes 0 positional",
     "def analyse(ds, inference):\n    pass\n": "mine of sim: analyse must return Findings, not NoneType",
     "import absent_library\n": r"mine of sim: .*line 1: ModuleNotFoundError: No module named 'absent_library'",
-    "from posstats.findings import Findings\ndef analyse(ds, inference):\n    return Findings({'x': ds})\n": (
+    "from posstats.study.findings import Findings\ndef analyse(ds, inference):\n    return Findings({'x': ds})\n": (
         "mine of sim: tables of Findings hold Result or Table, not Dataset"
     ),
-    "from posstats.findings import Findings\ndef analyse(ds, inference):\n    return Findings({'../x': ds})\n": (
+    "from posstats.study.findings import Findings\ndef analyse(ds, inference):\n    return Findings({'../x': ds})\n": (
         "mine of sim: '../x' cannot be the name of a file"
     ),
-    "from posstats.findings import Findings\ndef analyse(ds, inference):\n    return Findings(headline=[{}])\n": (
+    "from posstats.study.findings import Findings\ndef analyse(ds, inference):\n    return Findings(headline=[{}])\n": (
         "mine of sim: headline of Findings hold Quantity, not dict"
     ),
 }
@@ -235,7 +236,7 @@ class TestMistakes:
             run_analyses(config, {"sim": dump}, tmp_path / "r", show=False)
 
     def test_of_posstats_keep_their_traceback(self, config, dump, tmp_path, monkeypatch):
-        monkeypatch.setattr("posstats.known_answers.shift_differences", lambda *_: ps.store.parts_folder(None))
+        monkeypatch.setattr("posstats.ledger.controls.shift_differences", lambda *_: ps.store.parts_folder(None))
         config = replace(config, analyses=AnalysesConfig(("controls.py",)))
         with pytest.raises(TypeError):
             run_analyses(config, {"sim": dump}, tmp_path / "r", show=False)
@@ -296,7 +297,7 @@ def test_what_short_sequences_or_far_offsets_do_not_support_has_a_reason(config,
 def test_numbers_of_numpy_are_numbers(config, dump, tmp_path, monkeypatch):
     monkeypatch.setattr(analysis, "in_processes", in_this_process)
     (tmp_path / "mine.py").write_text(
-        "import numpy as np\nfrom posstats.findings import Findings, Quantity\n"
+        "import numpy as np\nfrom posstats.study.findings import Findings, Quantity\n"
         "def analyse(ds, inference):\n"
         "    return Findings(headline=[Quantity('a', 'heads', np.int64(3)), Quantity('b', '1', np.float32(0.5))])\n"
     )
@@ -308,7 +309,7 @@ def test_numbers_of_numpy_are_numbers(config, dump, tmp_path, monkeypatch):
 
 def test_findings_may_be_tables_alone(config, dump, tmp_path):
     (tmp_path / "mine.py").write_text(
-        "import posstats as ps\nfrom posstats.analysis import Findings\n"
+        "import posstats as ps\nfrom posstats.study.analysis import Findings\n"
         "def analyse(ds, inference):\n"
         "    return Findings({'positions': ps.position_tests(ds.sel(condition=['baseline']))})\n"
     )
@@ -322,7 +323,7 @@ def test_findings_may_be_tables_alone(config, dump, tmp_path):
 def test_closing_tables_that_say_the_same_name_their_dump(config, dump, tmp_path, monkeypatch):
     monkeypatch.setattr(analysis, "in_processes", in_this_process)
     (tmp_path / "mine.py").write_text(
-        "import pandas as pd\nfrom posstats.analysis import Findings\nfrom posstats.tables import Table\n"
+        "import pandas as pd\nfrom posstats.study.analysis import Findings\nfrom posstats.tables.table import Table\n"
         "def analyse(ds, inference):\n"
         "    return Findings(closing=Table(pd.DataFrame({'estimate': [1.0]}), 'Claims: model, texts'))\n"
     )
@@ -375,7 +376,7 @@ def test_the_ledger_closes(dump, inference, tmp_path):
 def asking(config, folder, body):
     """A configuration whose one analysis file does what is given."""
     (folder / "mine.py").write_text(
-        "import fcntl, os, signal, time\nfrom posstats.analysis import Findings\n"
+        "import fcntl, os, signal, time\nfrom posstats.study.analysis import Findings\n"
         f"def analyse(ds, inference):\n    {body}\n    return Findings()\n"
     )
     return replace(config, analyses=AnalysesConfig(("mine.py",)))
@@ -415,7 +416,7 @@ class TestHardships:
 
 #: The command line; what is started in the background of a shell would ignore Ctrl-C.
 COMMAND = (
-    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from posstats.cli import main; main()"
+    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from posstats.cli.app import main; main()"
 )
 
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import posstats as ps
-from posstats.config import InferenceConfig
-from posstats.headline import headline_table
-from posstats.store import write_dump
-from posstats.tables import table_of, to_text
+from posstats.dataset.store import write_dump
+from posstats.study.config import InferenceConfig
+from posstats.tables.headline import headline_table
+from posstats.tables.table import table_of, to_text
 from tests import position0
 
 ANALYSES = Path(__file__).parents[1] / "analyses"

@@ -95,7 +95,7 @@ def test_analysis_files_are_thin_and_load_no_model(path):
     assert "posstats.dumping" not in text
 
 
-@pytest.mark.parametrize("module", ["posstats", "posstats.cli"])
+@pytest.mark.parametrize("module", ["posstats", "posstats.cli.app"])
 def test_help_and_completion_wait_neither_for_torch_nor_for_statistics(module):
     heavy = "sorted({'torch', 'transformers', 'scipy', 'pandas', 'xarray', 'matplotlib', 'dask'} & set(sys.modules))"
     assert run(f"import {module}, sys; print({heavy})") == "[]\n"
@@ -104,7 +104,7 @@ def test_help_and_completion_wait_neither_for_torch_nor_for_statistics(module):
 def test_a_dump_is_analysed_where_torch_cannot_be_imported(tmp_path):
     (tmp_path / "sitecustomize.py").write_text(BLOCKER)
     (tmp_path / "torchless.py").write_text(
-        "import sys\nfrom posstats.analysis import Findings\n"
+        "import sys\nfrom posstats.study.analysis import Findings\n"
         "def analyse(ds, inference):\n"
         "    try:\n        import torch\n"
         "    except ModuleNotFoundError:\n        return Findings()\n"
@@ -116,9 +116,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import posstats as ps
-from posstats.analysis import run_analyses
-from posstats.config import load_config
-from posstats.store import write_dump
+from posstats.study.analysis import run_analyses
+from posstats.study.config import load_config
+from posstats.dataset.store import write_dump
 
 try:
     ps.load_model

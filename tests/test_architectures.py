@@ -9,11 +9,11 @@ import pandas as pd
 import pytest
 
 import posstats as ps
-from posstats.analysis import run_analyses
-from posstats.config import AnalysesConfig, InferenceConfig, load_config
-from posstats.designs import window_binds
+from posstats.dataset.comparable import window_binds
 from posstats.errors import DesignError, FewDocumentsWarning, InputError
-from posstats.recording import record_dumps
+from posstats.study.analysis import run_analyses
+from posstats.study.config import AnalysesConfig, InferenceConfig, load_config
+from posstats.study.recording import record_dumps
 from tests import tiny, trained
 
 models, report, study, tasks = (

@@ -9,11 +9,11 @@ from transformers.masking_utils import (
     sliding_window_causal_mask_function,
 )
 
-from posstats.dumping import fused, masks
-from posstats.dumping import statistics as blocked
-from posstats.dumping.fused import fused_statistics, lag_sums, obstacle, window_of
-from posstats.dumping.masks import compact_mask, first_visible, visible_start
-from posstats.dumping.statistics import (
+from posstats.dumping.recorder import fused, masks
+from posstats.dumping.recorder import statistics as blocked
+from posstats.dumping.recorder.fused import fused_statistics, lag_sums, obstacle, window_of
+from posstats.dumping.recorder.masks import compact_mask, first_visible, visible_start
+from posstats.dumping.recorder.statistics import (
     AttentionInputs,
     anchored_attention,
     blocked_statistics,

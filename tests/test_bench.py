@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from posstats.blocks import layer_fields
-from posstats.dumping.attention import Recorder
-from posstats.labelled import decompose, select_condition
-from posstats.rehearsal import simulate
-from posstats.stats.resample import document_weights
+from posstats.dataset.blocks import layer_fields
+from posstats.dataset.simulate import simulate
+from posstats.dataset.terms import decompose, select_condition
+from posstats.dumping.recorder.recorder import Recorder
+from posstats.stats.inference.resample import document_weights
 from tests import tiny
 
 OFFSETS = (0, 1, 4)

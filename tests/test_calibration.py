@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from posstats.errors import DesignError, InputError
-from posstats.stats.resample import (
+from posstats.stats.inference.resample import (
     DEFAULT_METHODS,
     INTERVAL_METHODS,
     corrected_error,
@@ -17,7 +17,7 @@ from posstats.stats.resample import (
     jackknife_error,
     pair_weights,
 )
-from posstats.stats.sign_flips import random_signs, sign_flip_test
+from posstats.stats.inference.sign_flips import random_signs, sign_flip_test
 
 ROOT = Path(__file__).parents[1]
 N_DATASETS = 120

@@ -4,7 +4,7 @@ import sys
 
 from transformers import modeling_gguf_pytorch_utils as converter
 
-from posstats.dumping.checkpoints import _no_bar_off_a_terminal
+from posstats.dumping.model.checkpoints import _no_bar_off_a_terminal
 
 
 def test_conversion_draws_a_bar_on_a_terminal_only(capsys, monkeypatch):

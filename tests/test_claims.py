@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 import posstats as ps
-from posstats import figures_claims
+from posstats.dataset.store import write_dump
 from posstats.errors import DesignError, InputError, NumericalError
-from posstats.results_claims import ClaimsResult
-from posstats.stats.design import Effects, Noise
-from posstats.store import write_dump
-from posstats.tables import table_of, to_csv, to_latex, to_markdown
-from posstats.verdicts import CRITERIA, Evidence, Rule, combined, verdict
+from posstats.figures import claims as figures_claims
+from posstats.results.claims import ClaimsResult
+from posstats.results.verdicts import CRITERIA, Evidence, Rule, combined, verdict
+from posstats.stats.synthetic.design import Effects, Noise
+from posstats.tables.table import table_of, to_csv, to_latex, to_markdown
 
 LENGTH, LAYERS, HEADS = 40, 2, 3
 #: Parts of the noise that conditions do not share, or pairing would leave none.

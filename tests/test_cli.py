@@ -13,18 +13,18 @@ import typer
 import xarray as xr
 
 import posstats as ps
-from posstats.cli import app, main
-from posstats.commands.claims import ADJUSTMENTS
+from posstats.cli.app import app, main
+from posstats.cli.claims import ADJUSTMENTS
+from posstats.dataset.store import parts_folder, write_dump
 from posstats.errors import InputError
-from posstats.stats.multiplicity import METHODS
-from posstats.store import parts_folder, write_dump
+from posstats.stats.inference.multiplicity import METHODS
 from tests import tiny
 
 COMMANDS = ["models", "dump", "inspect", "analyze", "claims", "report", "simulate", "bench"]
 FEW = "only 6 documents: intervals are reliable from 24 documents on"
 ANALYSIS = """
 import posstats as ps
-from posstats.analysis import Findings, Quantity
+from posstats.study.analysis import Findings, Quantity
 
 def analyse(ds, inference):
     leakage = ps.leakage(ds, octaves=False, **inference.options())
@@ -136,7 +136,7 @@ class TestHelp:
             "COMP_CWORD": str(len(given) - 1),
         }
         code = (
-            "import sys\nfrom posstats.cli import main\nsys.argv = ['posstats']\ntry:\n    main()\nfinally:\n"
+            "import sys\nfrom posstats.cli.app import main\nsys.argv = ['posstats']\ntry:\n    main()\nfinally:\n"
             "    print({'torch', 'scipy', 'pandas', 'xarray'} & set(sys.modules), file=sys.stderr)"
         )
         environment = os.environ | asked | {"PYTHONPATH": os.pathsep.join(sys.path)}
@@ -470,7 +470,7 @@ def test_an_error_of_posstats_is_a_usage_error(monkeypatch, run):
     def fail(*_: object) -> None:
         raise InputError("two\nlines")
 
-    monkeypatch.setattr("posstats.store.open_dump", fail)
+    monkeypatch.setattr("posstats.dataset.store.open_dump", fail)
     assert mistake(run("inspect", "x")) == "posstats: two lines"
 
 
@@ -480,6 +480,6 @@ def test_an_error_that_is_ours_is_not_hidden(monkeypatch):
     def fail(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("posstats.store.open_dump", fail)
+    monkeypatch.setattr("posstats.dataset.store.open_dump", fail)
     with pytest.raises(ZeroDivisionError):
         main()

@@ -8,9 +8,9 @@ import pandas as pd
 import pytest
 
 import posstats as ps
-from posstats.commands import models
-from posstats.commands.shared import print_json
-from posstats.store import parts_folder
+from posstats.cli import models
+from posstats.cli.options import print_json
+from posstats.dataset.store import parts_folder
 from tests import tiny
 
 FEW = "only 6 documents: intervals are reliable from 24 documents on"
@@ -173,7 +173,7 @@ class TestDryRun:
 
     def test_of_an_analysis(self, run, model, tmp_path):
         (tmp_path / "nothing.py").write_text(
-            "from posstats.analysis import Findings\ndef analyse(ds, inference):\n    return Findings()\n"
+            "from posstats.study.analysis import Findings\ndef analyse(ds, inference):\n    return Findings()\n"
         )
         config = tmp_path / "c.toml"
         config.write_text(
@@ -321,7 +321,7 @@ class TestBench:
         assert "analyses/results/bench" in said
 
     def test_says_where_it_is(self, run, monkeypatch, tmp_path):
-        monkeypatch.setattr("posstats.commands.bench.ROOT", tmp_path)
+        monkeypatch.setattr("posstats.cli.bench.ROOT", tmp_path)
         code, _, err = run("bench")
         assert code == 2
         assert "make bench" in err

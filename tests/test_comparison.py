@@ -5,9 +5,9 @@ import pytest
 import statsmodels.api as sm
 
 import posstats as ps
-from posstats.comparison import TRAPS, earlier_metrics, trap_table
 from posstats.errors import DesignError, InputError, NumericalError
-from posstats.stats.design import Effects
+from posstats.estimators.earlier_metrics import TRAPS, earlier_metrics, trap_table
+from posstats.stats.synthetic.design import Effects
 from tests import brute
 
 OFFSETS, LENGTH = (0, 1, 4), 40

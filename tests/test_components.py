@@ -3,17 +3,17 @@
 import numpy as np
 import pytest
 
-from posstats.blocks import layer_fields
+from posstats.dataset.blocks import layer_fields
+from posstats.dataset.terms import decompose
 from posstats.errors import DesignError
-from posstats.labelled import decompose
-from posstats.stats.components import (
+from posstats.stats.pair_products.components import (
     MAGNITUDE_COMPONENTS,
     SHARE_COMPONENTS,
     analysed_queries,
     magnitude_statistics,
     share_statistics,
 )
-from posstats.stats.evaluate import evaluate, pair_products
+from posstats.stats.pair_products.evaluate import evaluate, pair_products
 from tests import brute
 
 LENGTH = 20

@@ -2,11 +2,11 @@ import numpy as np
 import pytest
 import torch
 
-from posstats.dumping.conditions import NO_TOKEN, apply, fed_tokens
-from posstats.dumping.inputs import Sequences, random_sequences
-from posstats.dumping.models import embed
+from posstats.dataset.conditions import Condition, at_depth, parse_condition, parse_conditions
+from posstats.dumping.inputs.conditions import NO_TOKEN, apply, fed_tokens
+from posstats.dumping.inputs.sequences import Sequences, random_sequences
+from posstats.dumping.model.load import embed
 from posstats.errors import InputError
-from posstats.spelling import Condition, at_depth, parse_condition, parse_conditions
 from posstats.vocabulary import CONDITIONS
 from tests import tiny
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from posstats.config import SECTIONS, InferenceConfig, load_config, options
 from posstats.errors import InputError
+from posstats.study.config import SECTIONS, InferenceConfig, load_config, options
 from posstats.vocabulary import DEFAULT_LENGTH, DEFAULT_OFFSETS, DEFAULT_SEQUENCES
 
 ROOT = Path(__file__).parents[1]

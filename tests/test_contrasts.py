@@ -6,9 +6,9 @@ from scipy import stats as sps
 
 import posstats as ps
 from posstats.errors import DesignError, FewDocumentsWarning, InputError, NumericalError
-from posstats.results_claims import ContrastResult
+from posstats.results.claims import ContrastResult
 from posstats.stats.contrast import RunValues, contrast_runs, depth_slope
-from posstats.stats.design import Effects
+from posstats.stats.synthetic.design import Effects
 
 SIZE = {"n": 24, "length": 40, "layers": 3, "heads": 2, "offsets": (0, 1, 2)}
 QUICK = {"n_permutations": 199}

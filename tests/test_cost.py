@@ -2,9 +2,9 @@
 
 import pytest
 
-from posstats.dumping import cost
-from posstats.dumping.cost import _Rehearsal, estimate_cost
-from posstats.dumping.inputs import random_sequences
+from posstats.dumping.inputs.sequences import random_sequences
+from posstats.dumping.run import cost
+from posstats.dumping.run.cost import _Rehearsal, estimate_cost
 from tests import tiny
 
 CONDITIONS = ("baseline", "bos=mean", "bos=none")

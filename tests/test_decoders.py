@@ -8,12 +8,12 @@ import pytest
 from scipy import stats
 
 import posstats as ps
-from posstats.decoders import decode, discriminate
 from posstats.errors import DesignError, FewDocumentsWarning, InputError, NumericalError
-from posstats.stats import decoding as kernels
-from posstats.stats.design import Noise
-from posstats.stats.multiplicity import adjust
-from posstats.stats.resample import jackknife_error
+from posstats.estimators.decoding import decode, discriminate
+from posstats.stats.decoding import scores as kernels
+from posstats.stats.inference.multiplicity import adjust
+from posstats.stats.inference.resample import jackknife_error
+from posstats.stats.synthetic.design import Noise
 from tests import brute
 
 OFFSETS, LENGTH = (0, 1, 4), 40

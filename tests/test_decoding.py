@@ -3,9 +3,9 @@ import pytest
 from scipy import stats
 
 from posstats.errors import DesignError, InputError, NumericalError
-from posstats.stats.decoding import Parts, decode, discriminate
-from posstats.stats.resample import document_weights, jackknife_error
-from posstats.stats.ridge import PENALTIES, partitions
+from posstats.stats.decoding.ridge import PENALTIES, partitions
+from posstats.stats.decoding.scores import Parts, decode, discriminate
+from posstats.stats.inference.resample import document_weights, jackknife_error
 
 QUERIES = np.arange(17, 60, 2)
 POSITION = np.log2(QUERIES + 1.0)

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 import posstats as ps
-from posstats.config import load_config
-from posstats.dumping.cost import _Rehearsal
+from posstats.dataset.conditions import at_depth, check_positions, parse_conditions
+from posstats.dumping.run.cost import _Rehearsal
 from posstats.errors import InputError
-from posstats.recording import estimate_dumps, record_dumps
-from posstats.spelling import at_depth, check_positions, parse_conditions
+from posstats.study.config import load_config
+from posstats.study.recording import estimate_dumps, record_dumps
 from tests import tiny
 
 DEFAULT = Path(__file__).parents[1] / "analyses" / "default.toml"
@@ -42,7 +42,7 @@ def test_the_quick_profile(model, tmp_path):
 
 
 def test_the_whole_configuration(model, tmp_path, monkeypatch):
-    monkeypatch.setattr("posstats.dumping.cost._measure", lambda *_: _Rehearsal(1, 1.0, 1.0, 1.0))
+    monkeypatch.setattr("posstats.dumping.run.cost._measure", lambda *_: _Rehearsal(1, 1.0, 1.0, 1.0))
     config = load_config(DEFAULT, model=str(model))
     costs = estimate_dumps(*work(config, tmp_path))
     # Of 14 conditions, two trajectories begin at block 1.

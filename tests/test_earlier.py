@@ -10,7 +10,7 @@ from posstats.stats.earlier import (
     massive_activations,
     sink_rate,
 )
-from posstats.stats.simulate import explicit_logits, record_logits
+from posstats.stats.synthetic.simulate import explicit_logits, record_logits
 
 LENGTH, OFFSETS = 48, (0, 1, 2, 4, 8)
 POSITION = np.arange(LENGTH)

@@ -6,11 +6,11 @@ import pytest
 import xarray as xr
 
 import posstats as ps
+from posstats.dataset.store import write_dump
 from posstats.errors import DesignError, FewDocumentsWarning, InputError, NumericalError
-from posstats.headline import headline_table
-from posstats.stats.components import octave_bins
-from posstats.stats.resample import INTERVAL_METHODS, document_weights
-from posstats.store import write_dump
+from posstats.stats.inference.resample import INTERVAL_METHODS, document_weights
+from posstats.stats.pair_products.components import octave_bins
+from posstats.tables.headline import headline_table
 from tests import brute
 
 LENGTH = 24
@@ -171,7 +171,7 @@ def test_terms_and_dump_give_the_same_result(dump):
 
 
 def test_shares_are_withheld_without_leakage():
-    from posstats.stats.design import Effects
+    from posstats.stats.synthetic.design import Effects
 
     ds = ps.simulate(n=40, length=48, conditions={"baseline": Effects(flat=True)}, seed=2).dataset
     result = ps.shares(ds, octaves=False, n_resamples=50)

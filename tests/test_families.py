@@ -6,12 +6,18 @@ import numpy as np
 import pytest
 import torch
 
-from posstats.dumping.attention import Recorder
-from posstats.dumping.closedness import closedness
-from posstats.dumping.models import embed, model_facts
-from posstats.dumping.record import Substitute
-from posstats.dumping.structure import decoder_of, inverse_frequencies, layers_of, reset_dynamic_rope, text_config
-from posstats.dumping.watch import watch_layers
+from posstats.dumping.model.load import embed, model_facts
+from posstats.dumping.recorder.closedness import closedness
+from posstats.dumping.recorder.forward import Substitute
+from posstats.dumping.recorder.layers import watch_layers
+from posstats.dumping.recorder.recorder import Recorder
+from posstats.dumping.recorder.structure import (
+    decoder_of,
+    inverse_frequencies,
+    layers_of,
+    reset_dynamic_rope,
+    text_config,
+)
 from tests import tiny
 
 T = 40

@@ -10,8 +10,11 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 import posstats as ps
-from posstats import drawing, figures, figures_claims, figures_position0
-from posstats.figures import save_figure
+from posstats.figures import claims as figures_claims
+from posstats.figures import drawing
+from posstats.figures import leakage as figures
+from posstats.figures import position0 as figures_position0
+from posstats.figures.leakage import save_figure
 from tests import position0
 
 QUICK = {"n_resamples": 2, "n_permutations": 99}

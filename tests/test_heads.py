@@ -5,9 +5,9 @@ import pytest
 
 import posstats as ps
 from posstats.errors import DesignError, InputError, NumericalError
-from posstats.heads import model_level
-from posstats.stats.design import Effects, Noise
-from posstats.stats.mixed import fit_mixed
+from posstats.estimators.model_level import model_level
+from posstats.stats.inference.mixed import fit_mixed
+from posstats.stats.synthetic.design import Effects, Noise
 from tests import brute
 from tests.test_estimates import LENGTH, OFFSETS
 

@@ -5,8 +5,8 @@ import pandas as pd
 import pytest
 
 import posstats as ps
-from posstats import side_by_side
-from posstats.stats import evaluate
+from posstats.execution import parallel as side_by_side
+from posstats.stats.pair_products import evaluate
 
 CONDITIONS = ["baseline", "bos=mean"]
 ESTIMATORS = {

@@ -9,11 +9,11 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 import posstats as ps
-from posstats.dumping.adapters import peft_wraps
-from posstats.dumping.attention import Recorder
-from posstats.dumping.identity import interventions
-from posstats.dumping.models import embed, model_facts
-from posstats.dumping.plan import make_plan
+from posstats.dumping.model.adapters import peft_wraps
+from posstats.dumping.model.identity import interventions
+from posstats.dumping.model.load import embed, model_facts
+from posstats.dumping.recorder.recorder import Recorder
+from posstats.dumping.run.plan import make_plan
 from posstats.errors import DumpError, ModelError
 from tests import tiny
 

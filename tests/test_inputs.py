@@ -7,7 +7,13 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from posstats.dumping.inputs import Sequences, ordinary_tokens, random_sequences, repeat_sequences, text_sequences
+from posstats.dumping.inputs.sequences import (
+    Sequences,
+    ordinary_tokens,
+    random_sequences,
+    repeat_sequences,
+    text_sequences,
+)
 from posstats.errors import FewDocumentsWarning, InputError
 from tests import tiny
 

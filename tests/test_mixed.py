@@ -7,7 +7,7 @@ import statsmodels.api as sm
 from scipy import stats
 
 from posstats.errors import DesignError, InputError, NumericalError
-from posstats.stats.mixed import fit_mixed
+from posstats.stats.inference.mixed import fit_mixed
 
 REFERENCES = Path(__file__).parent / "references"
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 import posstats
-from posstats.dumping import checkpoints
-from posstats.dumping.attention import Recorder
-from posstats.dumping.checkpoints import converted_gguf, default_gguf, weights_digest
-from posstats.dumping.models import embed, load_model, locate, max_length, model_facts
-from posstats.dumping.structure import check_model, decoder_of, inverse_frequencies, narrow_window
-from posstats.dumping.variants import check_window, keys_of_late_queries
+from posstats.dumping.model import checkpoints
+from posstats.dumping.model.checkpoints import converted_gguf, default_gguf, weights_digest
+from posstats.dumping.model.load import embed, load_model, locate, max_length, model_facts
+from posstats.dumping.model.variants import check_window, keys_of_late_queries
+from posstats.dumping.recorder.recorder import Recorder
+from posstats.dumping.recorder.structure import check_model, decoder_of, inverse_frequencies, narrow_window
 from posstats.errors import InputError, ModelError
 from tests import tiny
 

@@ -11,7 +11,7 @@ import pytest
 import transformers
 
 import posstats as ps
-from posstats.store import write_dump
+from posstats.dataset.store import write_dump
 from tests import tiny
 
 ROOT = Path(__file__).parents[1]

@@ -6,7 +6,7 @@ import statsmodels.api as sm
 
 import posstats as ps
 from posstats.errors import InputError
-from posstats.stats.multiplicity import adjust
+from posstats.stats.inference.multiplicity import adjust
 from tests import brute
 from tests.test_estimates import DOCUMENTS, LENGTH, OFFSETS, logits
 
@@ -84,7 +84,7 @@ def test_slopes_of_terms_add_up_and_families_are_adjusted(dump):
 
 
 def test_known_slope_is_recovered():
-    from posstats.stats.design import Effects
+    from posstats.stats.synthetic.design import Effects
 
     drift = 0.3 * np.log2(np.arange(48) + 1.0)
     simulation = ps.simulate(n=64, length=48, conditions={"baseline": Effects(query_drift=drift)}, seed=4)

@@ -3,8 +3,8 @@ import logging
 
 import pytest
 
-from posstats import progress as module
-from posstats.progress import progress
+from posstats.execution import progress as module
+from posstats.execution.progress import progress
 
 
 class Terminal(io.StringIO):

@@ -5,9 +5,9 @@ import pytest
 from scipy import stats
 
 import posstats as ps
-from posstats.blocks import layer_fields
+from posstats.dataset.blocks import layer_fields
 from posstats.errors import DesignError, InputError, NumericalError
-from posstats.stats.components import analysed_queries
+from posstats.stats.pair_products.components import analysed_queries
 from posstats.stats.position0 import Displacement
 from tests import constructed, position0
 

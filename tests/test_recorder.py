@@ -7,14 +7,14 @@ import pytest
 import torch
 from transformers import AttentionInterface
 
-from posstats.dumping.attention import Recorder
-from posstats.dumping.closedness import closedness
-from posstats.dumping.inputs import random_sequences
-from posstats.dumping.models import embed, load_model
-from posstats.dumping.record import Pass, Substitute, departure
-from posstats.dumping.run import dump
-from posstats.dumping.statistics import AttentionInputs, blocked_statistics
-from posstats.dumping.structure import narrow_window
+from posstats.dumping.inputs.sequences import random_sequences
+from posstats.dumping.model.load import embed, load_model
+from posstats.dumping.recorder.closedness import closedness
+from posstats.dumping.recorder.forward import Pass, Substitute, departure
+from posstats.dumping.recorder.recorder import Recorder
+from posstats.dumping.recorder.statistics import AttentionInputs, blocked_statistics
+from posstats.dumping.recorder.structure import narrow_window
+from posstats.dumping.run.dump import dump
 from posstats.errors import InputError, ModelError, NumericalError
 from tests import tiny
 

@@ -13,17 +13,17 @@ import pytest
 from playwright.sync_api import sync_playwright
 
 import posstats as ps
-from posstats import analysis
-from posstats.analysis import run_analyses
-from posstats.config import AnalysesConfig, AnalysisConfig, InferenceConfig
+from posstats.dataset.store import write_dump
 from posstats.errors import InputError
 from posstats.report.captions import caption_of
 from posstats.report.heads import heads_html
 from posstats.report.page import write_report
 from posstats.report.reading import read_results, read_table
-from posstats.store import write_dump
-from posstats.tables import write_table
-from posstats.views import significant
+from posstats.results.cells import significant
+from posstats.study import analysis
+from posstats.study.analysis import run_analyses
+from posstats.study.config import AnalysesConfig, AnalysisConfig, InferenceConfig
+from posstats.tables.table import write_table
 from tests.processes import in_this_process
 
 ROOT = Path(__file__).parents[1]
@@ -297,7 +297,8 @@ def test_dumps_and_tables_of_any_name(tmp_path, monkeypatch):
     monkeypatch.setattr(analysis, "in_processes", in_this_process)
     for question in ("mine", "other"):
         (tmp_path / f"{question}.py").write_text(
-            "import pandas as pd\nfrom posstats.findings import Findings, Quantity\nfrom posstats.tables import Table\n"
+            "import pandas as pd\nfrom posstats.study.findings import Findings, Quantity\n"
+            "from posstats.tables.table import Table\n"
             "def analyse(ds, inference):\n"
             f"    frame = pd.DataFrame({{'layer': [0, 1], 'estimate': [0.25, 0.5]}})\n"
             f"    table = Table(frame, 'Of {question}: C_{{ij}}', notes=('p: of {{x}}.',))\n"

@@ -14,18 +14,19 @@ import numpy as np
 import pytest
 import torch
 
-from posstats import store
-from posstats.dumping import memory, run, work
-from posstats.dumping.attention import Recorder
-from posstats.dumping.conditions import apply
-from posstats.dumping.inputs import Sequences, random_sequences
-from posstats.dumping.locks import lock
-from posstats.dumping.memory import available_memory, is_out_of_memory, suggested_batch
-from posstats.dumping.pieces import Pieces
-from posstats.dumping.run import dump, is_current, join_dump
+from posstats.dataset import store
+from posstats.dataset.conditions import parse_condition
+from posstats.dataset.store import open_dump, parts_folder
+from posstats.dumping.inputs.conditions import apply
+from posstats.dumping.inputs.sequences import Sequences, random_sequences
+from posstats.dumping.recorder.recorder import Recorder
+from posstats.dumping.run import dump as run
+from posstats.dumping.run import memory, work
+from posstats.dumping.run.dump import dump, is_current, join_dump
+from posstats.dumping.run.locks import lock
+from posstats.dumping.run.memory import available_memory, is_out_of_memory, suggested_batch
+from posstats.dumping.run.pieces import Pieces
 from posstats.errors import DesignError, DumpError, InputError, NumericalError
-from posstats.spelling import parse_condition
-from posstats.store import open_dump, parts_folder
 from posstats.vocabulary import COORDINATES, VARIABLES
 from tests import tiny
 
@@ -613,7 +614,7 @@ class TestDisk:
 class TestLocks:
     def test_second_process_is_told_who_holds_it(self, go, whole, target):
         code = (
-            "import sys, time; from pathlib import Path; from posstats.dumping.locks import lock\n"
+            "import sys, time; from pathlib import Path; from posstats.dumping.run.locks import lock\n"
             "with lock(Path(sys.argv[1])): print('held', flush=True); time.sleep(600)"
         )
         file = parts_folder(target) / "dump.lock"

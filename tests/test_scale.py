@@ -14,9 +14,11 @@ import pandas as pd
 import pytest
 
 import posstats as ps
-from posstats import blocks, cluster, known_answers, store
+from posstats.dataset import blocks, store
+from posstats.dataset.store import open_dump, write_dump
 from posstats.errors import FewDocumentsWarning, InputError
-from posstats.store import open_dump, write_dump
+from posstats.execution import cluster
+from posstats.ledger import controls as known_answers
 from tests import limited, position0, tiny
 
 distributed = pytest.importorskip("distributed")
@@ -288,7 +290,7 @@ class TestWorkers:
 
 ANALYSIS = """
 import posstats as ps
-from posstats.analysis import Findings, Quantity
+from posstats.study.analysis import Findings, Quantity
 
 def analyse(ds, inference):
     shares = ps.shares(ds, by=["layer"], octaves=False, **inference.options())

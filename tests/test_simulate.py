@@ -5,8 +5,8 @@ import pytest
 import xarray as xr
 
 from posstats.errors import DesignError, InputError
-from posstats.stats.design import Design, Effects, Noise, expected_terms
-from posstats.stats.simulate import explicit_logits, record_logits, simulate_stream, simulate_terms
+from posstats.stats.synthetic.design import Design, Effects, Noise, expected_terms
+from posstats.stats.synthetic.simulate import explicit_logits, record_logits, simulate_stream, simulate_terms
 from posstats.vocabulary import COORDINATES, VARIABLES
 from tests.brute import ANALYSED_VARIABLES, RESIDUAL_TERMS, TERMS, Brute, BruteDump, causal, dump_dataset, octave_bins
 from tests.brute import removal as brute_removal

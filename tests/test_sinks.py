@@ -6,7 +6,7 @@ from scipy import stats
 
 import posstats as ps
 from posstats.errors import DesignError, InputError, NumericalError
-from posstats.stats.multiplicity import adjust
+from posstats.stats.inference.multiplicity import adjust
 from posstats.stats.position0 import late_attention
 from tests import constructed, position0
 

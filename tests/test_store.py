@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from posstats import store
+from posstats.dataset import store
+from posstats.dataset.store import check_schema, open_dump, parts_folder, write_dump
 from posstats.errors import DumpError
-from posstats.store import check_schema, open_dump, parts_folder, write_dump
 from posstats.vocabulary import COORDINATES, SCHEMA_VERSION, VARIABLES
 
 SIZES = {
@@ -167,7 +167,7 @@ def test_a_file_that_the_system_would_cut_off(path):
     """A limit set at the operating system. In a process of its own, since HDF5 can crash when it meets it."""
     before = path.read_bytes()
     code = (
-        "import resource, sys; from posstats.errors import DumpError; from posstats.store import write_dump\n"
+        "import resource, sys; from posstats.errors import DumpError; from posstats.dataset.store import write_dump\n"
         "from tests.test_store import example\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (2**14, resource.RLIM_INFINITY))\n"
         "try: write_dump(example(seed=1), sys.argv[1])\n"

@@ -10,11 +10,11 @@ import pandas as pd
 import pytest
 
 import posstats as ps
-from posstats.columns import COLUMNS
-from posstats.decoders import decode
+from posstats.estimators.decoding import decode
 from posstats.report.reading import read_table
-from posstats.tables import Table, table_of, to_csv, to_latex, to_markdown, to_text, write_table
-from posstats.views import significant
+from posstats.results.cells import significant
+from posstats.results.columns import COLUMNS
+from posstats.tables.table import Table, table_of, to_csv, to_latex, to_markdown, to_text, write_table
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from scipy import stats
 
 import posstats as ps
 from posstats.errors import DesignError, InputError, NumericalError
-from posstats.stats.identification import Identifier, binomial_limits
+from posstats.stats.decoding.identification import Identifier, binomial_limits
 from posstats.stats.position0 import relative_distances
 from tests import constructed, position0
 

@@ -9,11 +9,11 @@ import pandas as pd
 import pytest
 
 import posstats as ps
-from posstats.columns import COLUMNS
-from posstats.results import SHOWN, LeakageResult
-from posstats.results_claims import MixedResult
-from posstats.results_comparison import WideResult
-from posstats.views import model_name, significant, unit_text, view_of
+from posstats.results.base import SHOWN, LeakageResult
+from posstats.results.cells import model_name, significant, unit_text, view_of
+from posstats.results.claims import MixedResult
+from posstats.results.columns import COLUMNS
+from posstats.results.comparison import WideResult
 
 
 class Page(HTMLParser):

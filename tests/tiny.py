@@ -9,7 +9,7 @@ from functools import lru_cache
 import torch
 import transformers
 
-from posstats.dumping.precision import compute_in_float64
+from posstats.dumping.model.float64 import compute_in_float64
 
 _COMMON = {
     "vocab_size": 97,

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from posstats.config import AnalysisConfig, DumpConfig, ModelConfig, RecordConfig, RunConfig, SequencesConfig
 from posstats.errors import InputError
-from posstats.recording import record_dumps
+from posstats.study.config import AnalysisConfig, DumpConfig, ModelConfig, RecordConfig, RunConfig, SequencesConfig
+from posstats.study.recording import record_dumps
 
 NTK_FACTORS = (2.0, 4.0, 8.0)
 WINDOWS = (32, 64, 128)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from analyses.architectures import models
 from analyses.architectures.report import write
-from posstats.config import InferenceConfig
+from posstats.study.config import InferenceConfig
 
 STEPS = ("record", "analyse")
 

@@ -16,12 +16,12 @@ import xarray as xr
 
 import posstats as ps
 from analyses.architectures.models import REPLACEMENTS, Entry
-from posstats.config import InferenceConfig
 from posstats.errors import DesignError, FewDocumentsWarning
-from posstats.progress import progress
-from posstats.provenance import code_digest
-from posstats.side_by_side import single_threaded
-from posstats.verdicts import CRITERIA
+from posstats.execution.parallel import single_threaded
+from posstats.execution.progress import progress
+from posstats.execution.provenance import code_digest
+from posstats.results.verdicts import CRITERIA
+from posstats.study.config import InferenceConfig
 from posstats.vocabulary import ADAPTED, BASELINE, VARIANT
 
 logger = logging.getLogger(__name__)

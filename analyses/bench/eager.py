@@ -13,7 +13,7 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
 
-from posstats.dumping.statistics import sum_diagonals
+from posstats.dumping.recorder.statistics import sum_diagonals
 
 _NAME = "bench-eager"
 _kept: list[tuple[torch.Tensor, torch.Tensor, float]] = []

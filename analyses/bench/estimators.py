@@ -12,13 +12,13 @@ from scipy import stats as sps
 
 import posstats as ps
 from analyses.bench.harness import Sample, alone, compared, interleaved, load, peak_memory, timed
-from posstats.blocks import layer_fields
-from posstats.labelled import decompose, select_condition
-from posstats.stats.components import LayerField, analysed_queries, share_statistics
-from posstats.stats.evaluate import evaluate
-from posstats.stats.resample import DEFAULT_METHODS, document_weights
-from posstats.stats.terms import Array
-from posstats.store import write_dump
+from posstats.dataset.blocks import layer_fields
+from posstats.dataset.store import write_dump
+from posstats.dataset.terms import decompose, select_condition
+from posstats.stats.inference.resample import DEFAULT_METHODS, document_weights
+from posstats.stats.pair_products.components import LayerField, analysed_queries, share_statistics
+from posstats.stats.pair_products.evaluate import evaluate
+from posstats.stats.pair_products.terms import Array
 from posstats.vocabulary import DEFAULT_OFFSETS
 
 #: The condition whose removal is estimated.

@@ -14,10 +14,10 @@ import torch
 import posstats as ps
 from analyses.bench.eager import eager, eager_statistics
 from analyses.bench.harness import alone, compared, interleaved, load, peak_memory, spread, timed
-from posstats.dumping.attention import Recorder
-from posstats.dumping.memory import suggested_batch
+from posstats.dataset.store import write_dump
+from posstats.dumping.recorder.recorder import Recorder
+from posstats.dumping.run.memory import suggested_batch
 from posstats.errors import FewDocumentsWarning
-from posstats.store import write_dump
 from posstats.vocabulary import DEFAULT_OFFSETS
 
 #: Fewest sequences a dump is made of.

@@ -7,10 +7,10 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from posstats.stats.components import LayerField, analysed_queries, document_sums
-from posstats.stats.design import Design, Effects, Noise, Population
-from posstats.stats.simulate import Recorded
-from posstats.stats.terms import Array, lag_means, log_rest_share
+from posstats.stats.pair_products.components import LayerField, analysed_queries, document_sums
+from posstats.stats.pair_products.terms import Array, lag_means, log_rest_share
+from posstats.stats.synthetic.design import Design, Effects, Noise, Population
+from posstats.stats.synthetic.simulate import Recorded
 
 LENGTH = 32
 OFFSETS = np.array([0, 1, 2, 4])

@@ -10,8 +10,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analyses.calibration import designs, trials
-from posstats.stats.resample import DEFAULT_METHODS, INTERVAL_METHODS
-from posstats.stats.terms import Array
+from posstats.stats.inference.resample import DEFAULT_METHODS, INTERVAL_METHODS
+from posstats.stats.pair_products.terms import Array
 
 FAMILIES = tuple(DEFAULT_METHODS)
 LEVEL = 0.05

@@ -12,13 +12,9 @@ from numpy.typing import NDArray
 
 from analyses.calibration import designs
 from analyses.calibration.designs import OFFSETS, QUERIES
-from posstats.stats.components import LayerField, Statistics, centred, magnitude_statistics, share_statistics
-from posstats.stats.decoding import Parts, decode
-from posstats.stats.design import Design, expected_terms
-from posstats.stats.evaluate import evaluate
-from posstats.stats.multiplicity import adjust
-from posstats.stats.regression import fit_position, position_basis
-from posstats.stats.resample import (
+from posstats.stats.decoding.scores import Parts, decode
+from posstats.stats.inference.multiplicity import adjust
+from posstats.stats.inference.resample import (
     INTERVAL_METHODS,
     Interval,
     document_pairs,
@@ -27,9 +23,19 @@ from posstats.stats.resample import (
     jackknife_error,
     pair_weights,
 )
-from posstats.stats.sign_flips import random_signs, sign_flip_test
-from posstats.stats.simulate import simulate_terms
-from posstats.stats.terms import Array, reference
+from posstats.stats.inference.sign_flips import random_signs, sign_flip_test
+from posstats.stats.pair_products.components import (
+    LayerField,
+    Statistics,
+    centred,
+    magnitude_statistics,
+    share_statistics,
+)
+from posstats.stats.pair_products.evaluate import evaluate
+from posstats.stats.pair_products.terms import Array, reference
+from posstats.stats.regression import fit_position, position_basis
+from posstats.stats.synthetic.design import Design, expected_terms
+from posstats.stats.synthetic.simulate import simulate_terms
 
 N_RESAMPLES = 399
 N_PERMUTATIONS = 999

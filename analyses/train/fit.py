@@ -18,10 +18,10 @@ from safetensors.torch import save_file
 
 import posstats as ps
 from analyses.train.corpus import Corpus
-from posstats.dumping.adapters import CONFIG, RECORD, TENSORS, base_digest, peft_wraps
-from posstats.dumping.checkpoints import weights_digest
+from posstats.dumping.model.adapters import CONFIG, RECORD, TENSORS, base_digest, peft_wraps
+from posstats.dumping.model.checkpoints import weights_digest
 from posstats.errors import NumericalError
-from posstats.progress import progress
+from posstats.execution.progress import progress
 
 #: Architecture -> what of `posstats.load_model` makes it. "standard" is the control: same data, same steps.
 ARCHITECTURES: dict[str, dict[str, Any]] = {

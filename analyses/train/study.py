@@ -12,7 +12,7 @@ import pandas as pd
 
 from analyses.train.corpus import read_corpus
 from analyses.train.fit import ARCHITECTURES, Run, Settings, train
-from posstats.dumping.adapters import RECORD
+from posstats.dumping.model.adapters import RECORD
 from posstats.errors import InputError
 
 logger = logging.getLogger(__name__)

@@ -4,8 +4,8 @@ from html import escape
 
 from posstats.report.elements import downloads, identifier, paragraphs, table_html
 from posstats.report.reading import Results, WrittenTable
-from posstats.verdicts import WHOLE
-from posstats.views import model_name
+from posstats.results.cells import model_name
+from posstats.results.verdicts import WHOLE
 
 #: Columns that say which ledger a row is of; they are in the caption.
 _WHICH = ("model", "dump", "kind")

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from pathlib import Path
 
-from posstats.columns import COLUMNS
 from posstats.report.captions import caption_of
 from posstats.report.reading import WrittenTable
+from posstats.results.columns import COLUMNS
 
 _MEDIA = {
     "csv": "text/csv", "md": "text/markdown", "tex": "application/x-tex", "png": "image/png", "pdf": "application/pdf",

@@ -4,8 +4,8 @@ import importlib.metadata
 import platform
 from html import escape
 
-import posstats
-from posstats.provenance import LIBRARIES
+from posstats._version import __version__
+from posstats.execution.provenance import LIBRARIES
 from posstats.report.elements import paragraphs
 from posstats.report.reading import Results
 
@@ -36,7 +36,7 @@ def environment_html(results: Results) -> str:
         )
         parts.append(_facts({key: _plain(value) for key, value in facts.items()}))
     digests = {f"{one.question} of {one.dump}": one.digest for one in results.answers}
-    versions = {"Python": platform.python_version(), "posstats": posstats.__version__}
+    versions = {"Python": platform.python_version(), "posstats": __version__}
     versions |= {name: importlib.metadata.version(name) for name in LIBRARIES}
     parts += [
         "<h3>Answers</h3>",

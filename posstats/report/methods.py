@@ -3,8 +3,8 @@
 import re
 from collections.abc import Iterable
 
-from posstats.config import AnalysisConfig
 from posstats.report.reading import Recording, Results
+from posstats.study.config import AnalysisConfig
 
 #: Table -> what was done, in the order of the paragraph. Definitions are those of docs/method.md.
 _SENTENCES = {

@@ -7,16 +7,16 @@ from importlib.resources import files
 from pathlib import Path
 from string import Template
 
-import posstats
-from posstats.columns import COLUMNS
-from posstats.config import AnalysisConfig
-from posstats.headline import SIMULATED
+from posstats._version import __version__
 from posstats.report.claims import claims_html
 from posstats.report.elements import downloads, figure_html, identifier, paragraphs, table_html
 from posstats.report.environment import environment_html
 from posstats.report.heads import heads_html
 from posstats.report.methods import citation, methods_paragraph
 from posstats.report.reading import Results, WrittenTable
+from posstats.results.columns import COLUMNS
+from posstats.study.config import AnalysisConfig
+from posstats.tables.headline import SIMULATED
 
 #: What the description of a dump ends with where intervals rest on few or repeated documents.
 _FEW = re.compile(r"; ((?:\d+ of \d+ documents have |only \d+ documents: )[^;]*(?:; only \d+ documents: [^;]*)?)$")
@@ -76,7 +76,7 @@ def write_report(results: Results, config: AnalysisConfig, path: Path, *, outdat
             f"{content}\n</section>"
             for key, (title, content) in sections.items()
         ),
-        version=escape(posstats.__version__),
+        version=escape(__version__),
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(page, encoding="utf-8", newline="\n")
@@ -180,5 +180,5 @@ def _citation() -> str:
         "<p>The claims are those of Ruscio, Nanni &amp; Silvestri, “Where does Absolute Position come from in "
         'decoder-only Transformers?” (<a href="https://arxiv.org/abs/2606.06160">arXiv:2606.06160</a>). The estimators '
         "are ours, made from the paper's abstract; they are not the paper's metric, and numbers need not agree with "
-        f"its.</p><pre tabindex='0'>{escape(citation(posstats.__version__))}</pre>"
+        f"its.</p><pre tabindex='0'>{escape(citation(__version__))}</pre>"
     )

@@ -17,11 +17,11 @@ from typing import Any
 
 import pandas as pd
 
-from posstats.analysis import changes
-from posstats.config import AnalysisConfig
+from posstats.dataset.store import open_dump
 from posstats.errors import InputError
-from posstats.store import open_dump
-from posstats.views import column_cells, interval_cells
+from posstats.results.cells import column_cells, interval_cells
+from posstats.study.analysis import changes
+from posstats.study.config import AnalysisConfig
 
 logger = logging.getLogger(__name__)
 
@@ -253,7 +253,7 @@ def outdated_answers(config: AnalysisConfig, dumps: Mapping[str, Path], folder: 
 
 
 def read_table(folder: Path, name: str) -> WrittenTable:
-    """Read a table that :func:`posstats.tables.write_table` wrote.
+    """Read a table that :func:`posstats.tables.table.write_table` wrote.
 
     Parameters
     ----------
@@ -274,7 +274,7 @@ def read_table(folder: Path, name: str) -> WrittenTable:
     --------
     >>> import tempfile
     >>> import pandas as pd
-    >>> from posstats.tables import Table, write_table
+    >>> from posstats.tables.table import Table, write_table
     >>> frame = pd.DataFrame({"layer": [0], "estimate": [2 / 3], "low": [0.5], "high": [0.75]})
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     _ = write_table(Table(frame, "Example", {"estimate": "nats"}), folder, "example")
@@ -326,7 +326,7 @@ def _answer(folder: Path, dump: str, question: str) -> Answer | None:
         digest, files = str(record["digest"]), dict(record["files"])
         headline = tuple(dict(line) for line in record["headline"])
         contents = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in files}
-        dict(record["rests_on"])  # what :func:`posstats.analysis.changes` looks at
+        dict(record["rests_on"])  # what :func:`posstats.study.analysis.changes` looks at
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"the results in {folder} are not whole: {error}; {_AGAIN}") from error
     for name, expected in files.items():

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from scipy import stats as sps
 
 from posstats.errors import DesignError
-from posstats.stats.components import LayerField, Statistics
-from posstats.stats.evaluate import evaluate, pair_products
-from posstats.stats.resample import Interval, interval, leave_out_weights
-from posstats.stats.terms import Array
+from posstats.stats.inference.resample import Interval, interval, leave_out_weights
+from posstats.stats.pair_products.components import LayerField, Statistics
+from posstats.stats.pair_products.evaluate import evaluate, pair_products
+from posstats.stats.pair_products.terms import Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Recipe:
     Attributes
     ----------
     kernel : callable
-        Sufficient statistics of heads, as :func:`posstats.stats.components.share_statistics`.
+        Sufficient statistics of heads, as :func:`posstats.stats.pair_products.components.share_statistics`.
     queries, offsets : ndarray of int
         The bin.
     """
@@ -61,7 +61,7 @@ class LayerSums:
         At all documents; without each document; without each pair of documents.
     products : ndarray, shape (document, document)
         Products of the first component, summed over heads and layers, for
-        :func:`posstats.stats.sign_flips.sign_flip_test`.
+        :func:`posstats.stats.inference.sign_flips.sign_flip_test`.
     """
 
     value: Array
@@ -77,7 +77,7 @@ def head_values(field: LayerField, recipes: Sequence[Recipe], pairs: NDArray[np.
         Some heads of a layer.
     recipes : sequence of Recipe
     pairs : ndarray of int, shape (pair, 2)
-        Documents left out together (:func:`posstats.stats.resample.document_pairs`); may be empty.
+        Documents left out together (:func:`posstats.stats.inference.resample.document_pairs`); may be empty.
 
     Returns
     -------
@@ -232,8 +232,8 @@ def contrast_runs(
     level : float
         Confidence level.
     squared : bool
-        Whether the value is a mean of squares (see :func:`posstats.stats.resample.interval`); of use for one side
-        without replicated runs.
+        Whether the value is a mean of squares (see :func:`posstats.stats.inference.resample.interval`); of use for
+        one side without replicated runs.
 
     Returns
     -------

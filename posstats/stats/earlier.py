@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from posstats.errors import DesignError, InputError, NumericalError
-from posstats.stats.components import by_row
+from posstats.stats.pair_products.components import by_row
 
 #: Threshold on the mean attention that makes a sink (Gu et al., arXiv:2410.10781).
 SINK_EPSILON = 0.3

@@ -7,10 +7,10 @@ from numpy.typing import NDArray
 from scipy.special import expit
 
 from posstats.errors import NumericalError
-from posstats.stats.components import LayerField
-from posstats.stats.evaluate import pair_count
-from posstats.stats.replicates import evaluate_at, sums_at
-from posstats.stats.terms import Array, reference
+from posstats.stats.inference.replicates import evaluate_at, sums_at
+from posstats.stats.pair_products.components import LayerField
+from posstats.stats.pair_products.evaluate import pair_count
+from posstats.stats.pair_products.terms import Array, reference
 
 #: Queries before this one do not count towards the attention on position 0.
 FIRST_SINK_QUERY = 16

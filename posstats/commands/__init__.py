@@ -1,1 +1,0 @@
-"""One module per subcommand of ``posstats``; :mod:`posstats.cli` registers them."""

@@ -1,0 +1,132 @@
+"""What dumps have in common, and whether they can be compared: sequences, architectures, training runs."""
+
+import json
+from collections.abc import Sequence
+
+import numpy as np
+import xarray as xr
+
+from posstats.dataset.blocks import read
+from posstats.dataset.terms import select_condition
+from posstats.errors import DesignError
+from posstats.vocabulary import BASELINE, TRAINED, VARIANT
+
+#: How the attribute `sequences` of a dump of independent uniform tokens begins.
+IID = "iid tokens"
+
+
+def model_kind(ds: xr.Dataset) -> str:
+    """How the model of a dump came by its architecture: "trained", "adapted" or "inference-time variant"."""
+    return str(ds.attrs.get("model_kind", TRAINED))
+
+
+def model_of(ds: xr.Dataset) -> str:
+    """The model of a dump, as it was named."""
+    return str(ds.attrs.get("model", ds.attrs.get("model_id", "unnamed model")))
+
+
+def same_sequences(a: xr.Dataset, b: xr.Dataset) -> bool:
+    """Whether two dumps hold the same token ids, from the same documents, in the same order."""
+    pairs = [(a.document, b.document)]
+    pairs += [(select_condition(a, BASELINE).token_id, select_condition(b, BASELINE).token_id)]
+    return all(np.array_equal(read(x).values, read(y).values) for x, y in pairs)
+
+
+def declared_windows(ds: xr.Dataset) -> bool:
+    """Whether the attributes of a dump speak of a sliding window in some layer."""
+    types = json.loads(str(ds.attrs.get("layer_types", "[]")))
+    return int(ds.attrs.get("inference_time_window", 0)) > 0 or any("sliding" in one for one in types)
+
+
+def window_binds(ds: xr.Dataset) -> bool:
+    """Whether some query of some layer sees fewer keys than stand before it, itself counted."""
+    everything = np.arange(1, ds.sizes["query"] + 1)
+    return bool((read(ds.visible_keys).values < everything).any())
+
+
+def check_window(ds: xr.Dataset, name: str) -> None:
+    """Raise DesignError where a sliding window is declared and never binds."""
+    if declared_windows(ds) and not window_binds(ds):
+        raise DesignError(
+            f"The sliding window of {name} never binds: its sequences of {ds.sizes['query']} tokens fit into it, so "
+            "nothing can be said about sliding windows. Dump longer sequences or set a narrower window."
+        )
+
+
+def check_design(sides: Sequence[Sequence[xr.Dataset]], *, allow_mixed: bool = False) -> list[str]:
+    """Check that two sides, each one or several training runs, can be compared.
+
+    Parameters
+    ----------
+    sides : sequence of sequence of xarray.Dataset
+        Dumps.
+    allow_mixed : bool
+        Whether an inference-time variant may stand beside models used as they were trained.
+
+    Returns
+    -------
+    list of str
+        What is to be kept in mind.
+
+    Raises
+    ------
+    DesignError
+        If they cannot be compared; the message says why.
+    """
+    every = [ds for side in sides for ds in side]
+    for ds in every:
+        check_window(ds, str(ds.attrs.get("model_variant") or ds.attrs.get("model", "a model")))
+        if ds.sizes["query"] != every[0].sizes["query"]:
+            raise DesignError(
+                f"Sequences of {ds.sizes['query']} and of {every[0].sizes['query']} tokens cannot be compared: leakage "
+                "and magnitudes depend on the length. Dump the same length."
+            )
+        if ds.offset.values.tolist() != every[0].offset.values.tolist():
+            raise DesignError(
+                f"Offsets {ds.offset.values.tolist()} and {every[0].offset.values.tolist()} cannot be compared; dump "
+                "the same offsets."
+            )
+    for side in sides:
+        _check_runs(side)
+    notes = []
+    if len({len(side) for side in sides} | {1}) == 1:
+        notes.append("one training run on each side: intervals speak of new documents, not of new training runs")
+    kinds = sorted({model_kind(ds) for ds in every})
+    if len(kinds) > 1:
+        if VARIANT in kinds and not allow_mixed:
+            raise DesignError(
+                f"Models of the kinds {', '.join(kinds)} are mixed: a model changed after training differs from one "
+                "that was trained under its architecture in more than the architecture. Compare like with like, or "
+                "pass allow_mixed=True; the result says so."
+            )
+        notes.append(f"models of different kinds are compared: {', '.join(kinds)}")
+    sizes = [(side[0].sizes["layer"], side[0].sizes["head"]) for side in sides]
+    if len(set(sizes)) > 1:
+        both = " and ".join(f"{layers} x {heads}" for layers, heads in sizes)
+        notes.append(
+            f"the models have {both} layers x heads: leakage, magnitude and slope are sums over heads; compare shares "
+            "and removals"
+        )
+    return notes
+
+
+def _check_runs(runs: Sequence[xr.Dataset]) -> None:
+    """Training runs of one architecture read the same sequences, and are different weights."""
+    for one in runs[1:]:
+        if any(one.sizes[dim] != runs[0].sizes[dim] for dim in ("layer", "head")):
+            raise DesignError("Training runs of one architecture must have the same number of layers and heads.")
+        if not same_sequences(runs[0], one):
+            raise DesignError(
+                "Training runs of one architecture must be recorded on the same sequences, so that what differs "
+                "between them is the training. Dump all of them with the same sequences and seed."
+            )
+    digests = [str(one.attrs["weights_sha256"]) for one in runs if "weights_sha256" in one.attrs]
+    # Without digests, the numbers of one sequence tell whether two recordings are of the same weights.
+    names = ["logit", "sink_logit", "log_denominator_rest"]
+    first = [select_condition(one[names].isel(sequence=0), BASELINE) for one in runs]
+    numbers = [b"".join(read(one[name]).values.tobytes() for name in names) for one in first]
+    if len(set(digests)) < len(digests) or (not digests and len(set(numbers)) < len(numbers)):
+        raise DesignError(
+            "The same weights occur twice among the training runs of one architecture: variants or repeated dumps of "
+            "one model are not independent runs."
+        )

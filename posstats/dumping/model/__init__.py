@@ -1,0 +1,1 @@
+"""Models: find, check, vary, adapt, load and identify a checkpoint."""

@@ -1,0 +1,1 @@
+"""One forward pass recorded: the structure of a model, its masks, and the statistics of its attention."""

@@ -1,0 +1,1 @@
+"""A dump from plan to file: memory, pieces that survive an interruption, the joined dataset."""

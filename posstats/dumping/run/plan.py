@@ -1,0 +1,175 @@
+"""What a dump will hold, checked before any work starts."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from posstats.dataset.conditions import Condition, at_depth, check_positions, parse_conditions
+from posstats.dumping.inputs.conditions import check_condition, fed_tokens
+from posstats.dumping.inputs.labels import check_text
+from posstats.dumping.inputs.sequences import Sequences
+from posstats.dumping.model.load import max_length, model_facts
+from posstats.dumping.recorder.structure import text_config
+from posstats.errors import DesignError, InputError
+from posstats.vocabulary import MINIMUM_DOCUMENTS, SCHEMA_VERSION, VARIABLES
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything the values of a dump depend on.
+
+    Attributes
+    ----------
+    conditions : tuple of Condition
+        Interventions, in the order of the ``condition`` dimension.
+    offsets, probes : tuple of int
+        Distances at which logits are kept, positions at which the residual stream is; ascending.
+    seed : int
+        Seed of what conditions draw.
+    token_id : ndarray of int64, shape (condition, sequence, query)
+        What is fed.
+    sizes : dict of str to int
+        Length of every dimension.
+    dtype : str
+        Number format of what is recorded.
+    coordinates : dict of str to ndarray
+        Coordinates of the dump.
+    attrs : dict
+        Its attributes: strings, numbers, lists of numbers. ``settings_sha256`` is a digest of all the plan.
+    """
+
+    conditions: tuple[Condition, ...]
+    offsets: tuple[int, ...]
+    probes: tuple[int, ...]
+    seed: int
+    token_id: np.ndarray
+    sizes: dict[str, int]
+    dtype: str
+    coordinates: dict[str, np.ndarray]
+    attrs: dict[str, Any]
+
+
+def check_options(batch_size: int | None, shard: tuple[int, int] | None, resume: bool) -> None:
+    """Refuse options that are out of range."""
+    if batch_size is not None and batch_size < 1:
+        raise InputError(f"batch_size must be at least 1, not {batch_size}")
+    if shard is not None and not 1 <= shard[0] <= shard[1]:
+        raise InputError(f"shard must be k/n with 1 <= k <= n, not {shard[0]}/{shard[1]}")
+    if shard is not None and not resume:
+        raise InputError("a shard cannot discard unfinished work, which belongs to the other shards too")
+
+
+def make_plan(
+    model: Any,
+    sequences: Sequences,
+    *,
+    conditions: Iterable[str],
+    offsets: Sequence[int],
+    probes: Sequence[int] = (),
+    tokenizer: Any = None,
+    seed: int = 0,
+) -> Plan:
+    """Check what is asked for and work out what the dump will hold.
+
+    Parameters
+    ----------
+    model, sequences, conditions, offsets, probes, tokenizer, seed
+        As for :func:`posstats.dumping.run.dump.dump`.
+
+    Returns
+    -------
+    Plan
+        The plan.
+
+    Raises
+    ------
+    InputError
+        If an option is out of range, a condition does not exist or cannot be applied, or a sequence is longer than the
+        model allows, or the name of the model or tokenizer is none that a dump can hold.
+    DesignError
+        If there are fewer than 5 documents.
+    """
+    if seed < 0:
+        raise InputError(f"seed must be 0 or more, not {seed}")
+    if sequences.documents < MINIMUM_DOCUMENTS:
+        raise DesignError(
+            f"the sequences come from {sequences.documents} document(s); every interval rests on documents, and at "
+            f"least {MINIMUM_DOCUMENTS} are needed"
+        )
+    length = sequences.length
+    chosen_offsets, chosen_probes = check_positions("offset", offsets, length), check_positions("probe", probes, length)
+    if not chosen_offsets:
+        raise InputError("at least one offset must be recorded")
+    # From here on every depth is a block: labels and digests do not tell how it was given.
+    parsed = at_depth(parse_conditions(conditions), text_config(model).num_hidden_layers)
+    limit = max_length(model)
+    for condition in parsed:
+        reach = length + (condition.value if condition.kind == "shift" else 0)
+        if limit and reach > limit:
+            raise InputError(f"{condition.name} needs {reach} positions, the model allows {limit}")
+    token_id = np.stack([fed_tokens(condition, sequences, seed=seed) for condition in parsed])
+    for condition, ids in zip(parsed, token_id, strict=True):
+        check_condition(condition, ids, model)
+
+    facts = model_facts(model, tokenizer, length=length)
+    layers, heads = facts["n_layers"], facts["n_heads"]
+    sizes = {
+        "condition": len(parsed),
+        "sequence": sequences.count,
+        "layer": layers,
+        "head": heads,
+        "query": length,
+        "offset": len(chosen_offsets),
+        "lag": length,
+        "depth": layers + 1,
+        "hidden": model.config.get_text_config().hidden_size,
+        "channel": facts["value_dim"],
+    }
+    coordinates = {
+        "condition": np.array([condition.name for condition in parsed]),
+        "document": sequences.document,
+        "offset": np.array(chosen_offsets),
+    }
+    coordinates |= {name: np.arange(sizes[name]) for name in ("sequence", "layer", "head", "query", "lag", "depth")}
+    if chosen_probes:
+        sizes["probe"], coordinates["probe"] = len(chosen_probes), np.array(chosen_probes)
+    return Plan(
+        conditions=parsed,
+        offsets=chosen_offsets,
+        probes=chosen_probes,
+        seed=seed,
+        token_id=token_id,
+        sizes=sizes,
+        dtype="float64" if model.dtype == torch.float64 else "float32",
+        coordinates=coordinates,
+        attrs=_attributes(facts, sequences, coordinates, token_id, seed),
+    )
+
+
+def _attributes(
+    facts: dict[str, Any], sequences: Sequences, coordinates: dict[str, np.ndarray], token_id: np.ndarray, seed: int
+) -> dict[str, Any]:
+    attrs = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in facts.items()}
+    attrs |= {
+        "sequences": sequences.source,
+        "sequences_seed": -1 if sequences.seed is None else sequences.seed,
+        "bos": sequences.bos,
+        "bos_token": sequences.bos_token,
+        "bos_token_id": -1 if sequences.bos_id is None else sequences.bos_id,
+        "seed": seed,
+    }
+    for name, value in attrs.items():
+        if isinstance(value, str):
+            check_text(name, value)
+    digest = hashlib.sha256(np.ascontiguousarray(token_id, dtype="<i8").tobytes())
+    labels = {name: values.tolist() for name, values in coordinates.items()}
+    # A dump that lacks a variable of this version is not the dump of this version.
+    digest.update(json.dumps([SCHEMA_VERSION, list(VARIABLES), attrs, labels], sort_keys=True).encode())
+    return attrs | {"settings_sha256": digest.hexdigest()}

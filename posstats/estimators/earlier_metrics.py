@@ -1,0 +1,337 @@
+"""Earlier metrics of position and sinks beside ours: on one dump, and on fields whose answer is known."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+
+from posstats.dataset.blocks import Block, by_layer, head_blocks, read
+from posstats.dataset.terms import analysable, decompose, select_condition
+from posstats.errors import InputError
+from posstats.estimators.leakage import leakage, magnitude, shares
+from posstats.execution.parallel import side_by_side
+from posstats.results.comparison import EarlierMetricsResult, TrapResult
+from posstats.stats.earlier import (
+    SINK_EPSILON,
+    diagonal_centred,
+    explicit_offsets,
+    linear_position_r2,
+    massive_activations,
+    sink_rate,
+)
+from posstats.stats.pair_products.terms import Array
+from posstats.stats.synthetic.simulate import explicit_logits, record_logits
+from posstats.vocabulary import COORDINATES, RESIDUAL, SCHEMA_VERSION, TERMS, VARIABLES
+
+#: Tokens over which Gu et al. average the attention on position 0.
+SINK_LENGTH = 64
+#: Field of the trap table -> the terms its effect belongs to.
+TRAPS = {
+    "relative": "mask alone",
+    "sink column": "sink",
+    "linear query term": "logit_drift, cancelled by denominator_drift",
+    "log(i+1) query term": "logit_drift, cancelled by denominator_drift",
+    "log(j+1) key term": "logit_drift and denominator_drift",
+    "iid noise": "mask alone",
+}
+#: What a dump holds of attention, and of the residual stream, that these metrics are made of.
+_ATTENTION = ("logit", "sink_logit", "log_denominator_rest")
+_STREAM = ("trajectory", "residual_norm")
+_FEWEST_SEQUENCES = 8
+_EARLY = "[2, 16)"
+
+
+def earlier_metrics(
+    data: xr.Dataset,
+    *,
+    offsets: Sequence[int] | None = None,
+    sink_length: int = SINK_LENGTH,
+    level: float = 0.95,
+    n_resamples: int = 2000,
+    n_permutations: int = 9999,
+    seed: int = 0,
+    adjust: str = "bh",
+) -> EarlierMetricsResult:
+    """Put earlier metrics beside leakage and the residual share, for every condition and layer of one dump.
+
+    ================================ ==================================================================================
+    column                           what it is, and what it cannot see
+    ================================ ==================================================================================
+    linear_delta_r2                  R-squared that a straight line in absolute position adds to one in the offset,
+                                     over the recorded pairs and the pairs with position 0; mean over heads. Misses
+                                     sinks, bends and the mask; shrinks with content noise; sees trends that the
+                                     softmax cancels.
+    diagonal_fraction, diagonal_rms  what is left of the mean logits when the mean of every diagonal is subtracted, as
+                                     a fraction of their variance (mean over heads) and in nats (root mean square over
+                                     heads); ordinary keys only (Kim et al.). Misses the mask; counts 1/N of the
+                                     variance of content noise as position.
+    sink_rate                        share of heads and sequences whose mean attention on position 0 exceeds 0.3 over
+                                     the first `sink_length` queries (Gu et al.). Misses what stays below the
+                                     threshold; depends on the length.
+    massive_activations              number of features of the residual stream at position 0, where this layer reads
+                                     it, above 100 and 1,000 times their median, mean over sequences (Sun et al.). A
+                                     dump keeps position 0 alone, so the median is its own. Says nothing of attention.
+    first_norm_ratio                 norm of the residual stream at position 0 over the median norm of the others, mean
+                                     over sequences; our companion to the flags.
+    leakage, residual_share          ours, pooled over the heads of the layer, with intervals
+                                     (:func:`posstats.leakage`, :func:`posstats.shares`).
+    ================================ ==================================================================================
+
+    Parameters
+    ----------
+    data : xarray.Dataset
+        A dump (:func:`posstats.open_dump`), not terms.
+    offsets : sequence of int, optional
+        Offsets of all metrics; all recorded ones if not given.
+    sink_length : int
+        Queries of the sink rate; all of a shorter sequence.
+    level, n_resamples, n_permutations, seed, adjust
+        Of leakage and shares, as in :func:`posstats.leakage`.
+
+    Returns
+    -------
+    EarlierMetricsResult
+
+    Raises
+    ------
+    InputError
+        For an option that is not allowed, or data that are not a whole dump.
+    DesignError
+        With fewer than 5 documents or no analysed query.
+    NumericalError
+        If the dump holds values that are not finite.
+
+    Warns
+    -----
+    FewDocumentsWarning
+        With fewer than 24 documents.
+
+    References
+    ----------
+    Kim et al. (2025), arXiv:2509.21042; Gu et al. (2025), arXiv:2410.10781; Sun et al. (2024), arXiv:2402.17762.
+
+    Examples
+    --------
+    >>> import posstats as ps
+    >>> from posstats.estimators.earlier_metrics import earlier_metrics
+    >>> result = earlier_metrics(ps.simulate(n=30, length=64, layers=2, seed=0).dataset, n_resamples=99)
+    >>> row = result.table.iloc[0]
+    >>> bool(row.linear_delta_r2 < 0.01), bool(row.leakage_q < 0.05)  # the line misses what leaks
+    (True, True)
+    """
+    if sink_length < 1:
+        raise InputError(f"sink_length must be at least 1, not {sink_length}.")
+    if missing := [name for name in (*_ATTENTION, *_STREAM) if name not in data]:
+        raise InputError(f"This dataset is not a whole dump: it lacks {', '.join(missing)}.")
+    data = analysable(data, offsets)
+    ours, share = (
+        estimator(
+            data,
+            by="layer",
+            octaves=False,
+            level=level,
+            n_resamples=n_resamples,
+            n_permutations=n_permutations,
+            seed=seed,
+            adjust=adjust,
+        )
+        for estimator in (leakage, shares)
+    )
+    rows = []
+    job = partial(_attention_metrics, sink_length=min(sink_length, data.sizes["query"]))
+    for name in np.atleast_1d(data.condition.values):
+        one = select_condition(data, name)
+        blocks = head_blocks(one[[*_ATTENTION]])
+        for layer, parts in by_layer(side_by_side(job, blocks)):
+            by_head = {metric: np.concatenate([part[metric] for part in parts]) for metric in parts[0]}
+            rows.append({"condition": str(name), "layer": layer} | _pooled(by_head) | _stream_metrics(one, layer))
+    table = pd.DataFrame(rows)
+    key, limits = ["condition", "layer"], ["estimate", "low", "high"]
+    leaks = ours.table[[*key, *limits, "q"]].rename(columns=lambda name: _named("leakage", name, key))
+    residual = share.table.loc[share.table.term == RESIDUAL, [*key, *limits, "note"]]
+    residual = residual.rename(columns=lambda name: _named("residual_share", name, [*key, "note"]))
+    table = table.merge(leaks, on=key, validate="1:1").merge(residual, on=key, validate="1:1")
+    table.loc[table.linear_delta_r2.isna(), "note"] += "; the logits do not vary"
+    table["note"] = table.note.str.removeprefix("; ")
+    settings = ours.settings | {"sink_length": sink_length, "sink_epsilon": SINK_EPSILON}
+    return EarlierMetricsResult(table, settings, ours.notes)
+
+
+def trap_table(
+    *,
+    n: int = 24,
+    length: int = 64,
+    offsets: Sequence[int] = (0, 1, 2, 4, 8),
+    sink: float = 4.0,
+    slope: float = 0.02,
+    noise: float = 1.0,
+    seed: int = 0,
+) -> TrapResult:
+    """Attribute fields of known logits, our way and the earlier ways.
+
+    Every field is the same nonlinear relative profile, ``s[i, j] = -log(1 + i - j) / 2``, with one effect added:
+
+    =================== =========================== =================================================================
+    field               added                       what it does to log attention
+    =================== =========================== =================================================================
+    relative            nothing                     the mask alone makes it depend on the position
+    sink column         `sink` on key 0             position 0 takes attention from all others
+    linear query term   ``slope * i``               nothing: what all keys of a query share cancels in the softmax
+    log(i+1) query term ``log(i + 1)``              nothing, likewise
+    log(j+1) key term   ``log(j + 1)``              logits and denominators drift without cancelling
+    iid noise           noise of sd `noise`         no position, except that denominators of few keys fluctuate more
+    =================== =========================== =================================================================
+
+    Parameters
+    ----------
+    n : int
+        Sequences, a document each; at least 8.
+    length : int
+        Tokens per sequence, at least 18.
+    offsets : sequence of int
+        Offsets of our estimates. The earlier metrics see all pairs, key 0 included.
+    sink, slope, noise : float
+        Sizes of the effects, in nats.
+    seed : int
+        Seed of the noise.
+
+    Returns
+    -------
+    TrapResult
+        Per `field`: `expected` (the terms that the effect belongs to), `leakage` (nats squared), `share_<term>` of it,
+        `magnitude_<term>` over the queries [2, 16) (nats squared), and the earlier metrics `linear_delta_r2`,
+        `diagonal_fraction` and `sink_rate` (:func:`earlier_metrics`).
+
+    Raises
+    ------
+    InputError
+        For sizes that are too small or negative noise.
+    DesignError
+        If the offsets leave no analysed query.
+
+    Notes
+    -----
+    A drift that all keys of a query share leaves log attention and leakage as they are, and `logit_drift` and
+    `denominator_drift` move against each other. They do not cancel to the last digit: the stationary reference is a
+    mean over queries, and long offsets have late queries only, so that part of the drift enters the reference as if it
+    belonged to the offset and shifts the balance between mask and residual (by a fifth to a third of leakage here).
+
+    Examples
+    --------
+    >>> from posstats.estimators.earlier_metrics import trap_table
+    >>> table = trap_table().table.set_index("field")
+    >>> table.leakage[["relative", "linear query term"]].round(6).tolist()  # the softmax cancels the line
+    [0.412554, 0.412554]
+    >>> round(float(table.linear_delta_r2["linear query term"]), 2)  # the earlier metric does not
+    0.35
+    """
+    if length < 18 or n < _FEWEST_SEQUENCES:
+        raise InputError(
+            f"length must be at least 18, to have early queries 2 .. 15 before the last, and n at least "
+            f"{_FEWEST_SEQUENCES}, for leakage to be significant; not {length} and {n}."
+        )
+    if noise < 0:
+        raise InputError(f"noise must not be negative, not {noise}.")
+    position: Array = np.arange(length, dtype=np.float64)
+    flat: Array = np.zeros(length)
+    late: Array = np.log(position + 1.0)
+    # sink column, query term, key term, noise
+    effects: dict[str, tuple[float, Array, Array, float]] = {
+        "relative": (0.0, flat, flat, 0.0),
+        "sink column": (sink, flat, flat, 0.0),
+        "linear query term": (0.0, slope * position, flat, 0.0),
+        "log(i+1) query term": (0.0, late, flat, 0.0),
+        "log(j+1) key term": (0.0, flat, late, 0.0),
+        "iid noise": (0.0, flat, flat, noise),
+    }
+    logits = {
+        name: explicit_logits(length, n, sink_column=column, query_drift=query, key_drift=key, noise=sd, seed=seed)
+        for name, (column, query, key, sd) in effects.items()
+    }
+    terms = decompose(_dataset(logits, offsets))
+    by_field = pd.DataFrame({"field": list(TRAPS), "expected": list(TRAPS.values())}).set_index("field")
+    share = shares(terms, octaves=False, n_resamples=1, n_permutations=999).table
+    by_field["leakage"] = share[share.term == RESIDUAL].set_index("condition").leakage
+    size = magnitude(terms, n_resamples=1, n_permutations=1).table
+    for name, part in (("share", share), ("magnitude", size[size.queries == _EARLY])):
+        wide = part.pivot(index="condition", columns="term", values="estimate")
+        for term in (*TERMS[1:], RESIDUAL):
+            by_field[f"{name}_{term}"] = wide[term]
+    earlier = pd.DataFrame({name: _explicit_metrics(field) for name, field in logits.items()}).T
+    settings: dict[str, object] = {"n_documents": n, "length": length, "offsets": tuple(offsets)}
+    settings |= {"sink": sink, "slope": slope, "noise": noise, "seed": seed}
+    return TrapResult(by_field.join(earlier).reset_index(), settings)
+
+
+def _attention_metrics(block: Block, *, sink_length: int) -> dict[str, Array]:
+    """Earlier metrics of the logits and of the attention on position 0, by head."""
+    (layer,) = block.load()
+    per_query = ("sequence", "head", "query")
+    logit = layer.logit.transpose(*per_query, "offset").values
+    sink_logit = layer.sink_logit.transpose(*per_query).values.astype(np.float64)
+    rest = layer.log_denominator_rest.transpose(*per_query).values.astype(np.float64)
+    offset = layer.offset.values.astype(np.int64)
+    line, diagonal = linear_position_r2(logit, offset, sink_logit), diagonal_centred(logit, offset)
+    seen = np.where(np.isnan(sink_logit), -np.inf, sink_logit)
+    attention = np.exp(seen - np.logaddexp(seen, rest))
+    return {
+        "linear_delta_r2": line.delta,
+        "diagonal_fraction": diagonal.fraction,
+        "diagonal_rms": diagonal.rms,
+        "sink_rate": sink_rate(attention, sink_length).by_head,
+    }
+
+
+def _pooled(by_head: dict[str, Array]) -> dict[str, float]:
+    """Earlier metrics of the heads of a layer together."""
+    return {
+        "linear_delta_r2": _mean(by_head["linear_delta_r2"]),
+        "diagonal_fraction": _mean(by_head["diagonal_fraction"]),
+        "diagonal_rms": float(np.sqrt((by_head["diagonal_rms"] ** 2).mean())),
+        "sink_rate": float(by_head["sink_rate"].mean()),
+    }
+
+
+def _stream_metrics(one: xr.Dataset, layer: int) -> dict[str, float]:
+    """Massive activations and norm of position 0 in the residual stream that a layer reads."""
+    first = read(one.trajectory.sel(depth=layer)).transpose("sequence", "hidden").values
+    norm = read(one.residual_norm.sel(depth=layer)).transpose("sequence", "query").values.astype(np.float64)
+    return {
+        "massive_activations": float(massive_activations(first[:, None]).count.mean()),
+        "first_norm_ratio": float((norm[:, 0] / np.median(norm[:, 1:], axis=1)).mean()),
+    }
+
+
+def _explicit_metrics(logits: Array) -> dict[str, float]:
+    """Earlier metrics of whole logits, (sequence, head, query, key)."""
+    attention = np.tril(np.exp(logits - logits.max(axis=-1, keepdims=True)))
+    return {
+        "linear_delta_r2": _mean(linear_position_r2(*explicit_offsets(logits)).delta),
+        "diagonal_fraction": _mean(diagonal_centred(*explicit_offsets(logits)).fraction),
+        "sink_rate": sink_rate(attention[..., 0] / attention.sum(axis=-1)).rate,
+    }
+
+
+def _named(metric: str, column: str, kept: list[str]) -> str:
+    """Column of a result in the table of many metrics."""
+    return column if column in kept else metric if column == "estimate" else f"{metric}_{column}"
+
+
+def _mean(by_head: Array) -> float:
+    """Mean over the heads whose logits vary; NaN where none do."""
+    defined = by_head[np.isfinite(by_head)]
+    return float(defined.mean()) if defined.size else float("nan")
+
+
+def _dataset(logits: Mapping[str, Array], offsets: Sequence[int]) -> xr.Dataset:
+    """Explicit logits, one condition each, as the part of a dump that the estimators read."""
+    recorded = record_logits(logits, offsets)
+    labels = {"condition": list(logits), "document": recorded.document, "offset": list(offsets)}
+    labels |= {"layer": [0], "head": np.arange(recorded.logit.shape[3]), "query": np.arange(recorded.logit.shape[4])}
+    return xr.Dataset(
+        {name: (VARIABLES[name].dims, getattr(recorded, name)) for name in VARIABLES if hasattr(recorded, name)},
+        coords={name: (COORDINATES[name][0], values) for name, values in labels.items()},
+        attrs={"schema_version": SCHEMA_VERSION, "model_id": "explicit logits"},
+    )

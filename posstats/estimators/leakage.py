@@ -1,0 +1,400 @@
+"""Leakage, shares, magnitudes and removal: what a notebook calls (docs/method.md, sections 3, 4 and 6)."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+
+from posstats.dataset.terms import (
+    analysable,
+    check_offsets_visible,
+    document_codes,
+    few_documents,
+    repeated_documents_note,
+    select_condition,
+)
+from posstats.errors import InputError
+from posstats.estimators.pair_products import Estimate, Inference, estimates, magnitude_bins, share_bins
+from posstats.results.base import LeakageResult, MagnitudeResult, RemovalResult, ShareResult
+from posstats.stats.inference.multiplicity import adjust as adjust_p
+from posstats.stats.inference.resample import DEFAULT_METHODS
+from posstats.stats.pair_products.components import (
+    MAGNITUDE_COMPONENTS,
+    SHARE_COMPONENTS,
+    leakage_statistics,
+    magnitude_statistics,
+    residual_statistics,
+    share_statistics,
+)
+from posstats.stats.pair_products.terms import Array
+from posstats.vocabulary import BASELINE, LOG_ATTENTION, RESIDUAL, RESIDUAL_TERMS, TERMS
+
+_SHARE_TERMS = (*TERMS, RESIDUAL)
+#: Magnitudes with a calibrated test of their being 0.
+_TESTED_MAGNITUDES = [MAGNITUDE_COMPONENTS.index(name) for name in (LOG_ATTENTION, "logit_drift", RESIDUAL)]
+_RESIDUAL_COLUMNS = [SHARE_COMPONENTS.index(name) for name in RESIDUAL_TERMS]
+#: What float64 leaves of sums of order 1 that should vanish: a spread, or nats squared, up to it is rounding.
+_ROUNDING = 1e-12
+
+
+def leakage(
+    data: xr.Dataset,
+    *,
+    by: Sequence[str] = (),
+    octaves: bool = True,
+    offsets: Sequence[int] | None = None,
+    level: float = 0.95,
+    method: str | None = None,
+    n_resamples: int = 2000,
+    n_permutations: int = 9999,
+    seed: int = 0,
+    adjust: str = "bh",
+) -> LeakageResult:
+    """How much absolute position log attention carries.
+
+    ``C(y, y)`` with y the log attention at a fixed offset, centred over the analysed queries: the mean over queries of
+    the mean product of two sequences from different documents, summed over offsets. Content noise of a sequence does
+    not enter, so the expectation is 0 where position does not matter.
+
+    Parameters
+    ----------
+    data : xarray.Dataset
+        Terms (:func:`posstats.decompose`) or a dump; every condition in it is estimated.
+    by : sequence of {"layer", "head"}
+        Dimensions kept apart; the others are summed over.
+    octaves : bool
+        Whether to add octave bins of queries to the headline bin "all" (``max offset < i < T - 1``).
+    offsets : sequence of int, optional
+        Offsets summed over; all of `data` if not given.
+    level, method, n_resamples, n_permutations, seed
+        See :class:`posstats.estimators.pair_products.Inference`; the method is by default the one
+        whose measured coverage is best (docs/calibration.md). The resampling unit is the document.
+    adjust : {"bh", "by", "holm"}
+        Adjustment over the family of all rows of one condition and bin.
+
+    Returns
+    -------
+    LeakageResult
+
+    Raises
+    ------
+    DesignError
+        With fewer than 5 documents, or no analysed query.
+    InputError
+        For an option that is not allowed.
+    NumericalError
+        If the dump holds values that are not finite.
+
+    Warns
+    -----
+    FewDocumentsWarning
+        With fewer than 24 documents.
+
+    Examples
+    --------
+    >>> import posstats as ps
+    >>> result = ps.leakage(ps.simulate(n=30, length=64, seed=0).dataset, octaves=False, n_resamples=200)
+    >>> bool(result.table.p.iloc[0] < 0.05)
+    True
+    """
+    inference = Inference(level, method or DEFAULT_METHODS["leakage"], n_resamples, n_permutations, seed)
+    terms, notes, settings = prepare(data, offsets, adjust)
+    rows = []
+    for condition, one in _conditions(terms):
+        bins = share_bins(one, octaves)
+        for cell in estimates([one], leakage_statistics, _leakage, bins=bins, by=by, inference=inference, squared=True):
+            rows.append(_row(condition, cell, 0) | {"p": cell.absence_p[0]})
+    table = adjusted(pd.DataFrame(rows), ["condition", "queries"], adjust, {"p": "q"})
+    notes += inference.few_flips(table.groupby(["condition", "queries"]).size().max())
+    return LeakageResult(table, settings | inference.settings(), notes)
+
+
+def shares(
+    data: xr.Dataset,
+    *,
+    by: Sequence[str] = (),
+    octaves: bool = True,
+    offsets: Sequence[int] | None = None,
+    level: float = 0.95,
+    method: str | None = None,
+    n_resamples: int = 2000,
+    n_permutations: int = 9999,
+    seed: int = 0,
+    adjust: str = "bh",
+) -> ShareResult:
+    """Whose the absolute position is: each term's share of leakage.
+
+    ``C(term, y) / C(y, y)``. For additive terms this is the Shapley (LMG) allocation of the variance: the shares sum
+    to 1 and can be negative. Pooled over heads and layers as a ratio of sums. A share is reported only where leakage
+    is significant (q < 1 - level in its family).
+
+    Parameters
+    ----------
+    data, by, octaves, offsets, level, method, n_resamples, n_permutations, seed, adjust
+        As in :func:`leakage`.
+
+    Returns
+    -------
+    ShareResult
+        Terms `relative` (0 by construction), `mask`, `sink`, `logit_drift`, `denominator_drift`, and `residual`, the
+        sum of the last three.
+
+    Raises
+    ------
+    DesignError, InputError, NumericalError
+        As :func:`leakage`.
+
+    Examples
+    --------
+    >>> import posstats as ps
+    >>> result = ps.shares(ps.simulate(n=30, length=64, seed=0).dataset, octaves=False, n_resamples=200)
+    >>> sums = result.table[result.table.term.isin(["mask", "residual"])].estimate.sum()
+    >>> abs(float(sums) - 1) < 1e-6
+    True
+    """
+    inference = Inference(level, method or DEFAULT_METHODS["share"], n_resamples, n_permutations, seed)
+    terms, notes, settings = prepare(data, offsets, adjust)
+    rows = []
+    for condition, one in _conditions(terms):
+        bins = share_bins(one, octaves)
+        for cell in estimates([one], share_statistics, _shares, bins=bins, by=by, inference=inference):
+            for k, term in enumerate(_SHARE_TERMS):
+                row = _row(condition, cell, k + 1) | {"term": term, "p": cell.interval.p[k + 1]}
+                rows.append(row | {"leakage": cell.interval.estimate[0], "leakage_p": cell.absence_p[0]})
+    table = pd.DataFrame(rows)
+    table = adjusted(table, ["condition", "queries", "term"], adjust, {"leakage_p": "leakage_q"})
+    table = _withheld(table, table.leakage_q, table.leakage, level, "leakage is not significant")
+    # The share of `relative` is 0 by construction, not by estimation: there is nothing to test.
+    table.loc[table.term == "relative", "p"] = np.nan
+    table = adjusted(table, ["condition", "queries", "term"], adjust, {"p": "q"})
+    notes += inference.few_flips(table.groupby(["condition", "queries", "term"]).size().max())
+    return ShareResult(_ordered(table.drop(columns="leakage_p")), settings | inference.settings(), notes)
+
+
+def magnitude(
+    data: xr.Dataset,
+    *,
+    by: Sequence[str] = (),
+    offsets: Sequence[int] | None = None,
+    level: float = 0.95,
+    method: str | None = None,
+    n_resamples: int = 2000,
+    n_permutations: int = 9999,
+    seed: int = 0,
+    adjust: str = "bh",
+) -> MagnitudeResult:
+    """How far each term is from its long-context value, by octave of the query.
+
+    The pair product of ``t[i,d] - mean_{i >= T/2} t[i,d]``, averaged over the queries of the bin and over the offsets
+    that exist for all of them, summed over the pooled heads and layers.
+
+    Parameters
+    ----------
+    data, by, offsets, level, method, n_resamples, n_permutations, seed, adjust
+        As in :func:`leakage`.
+
+    Returns
+    -------
+    MagnitudeResult
+        Terms `log_attention`, `mask`, `sink`, `logit_drift`, `denominator_drift` and `residual`, in nats squared; bins
+        are the octaves and the early queries ``[2, 16)``. The sign-flip test of "the departure has no mean anywhere in
+        the bin" is made of `log_attention`, `logit_drift` and `residual`; the other terms hold so much of the estimated
+        reference that there is no calibrated test of their being 0.
+
+    Raises
+    ------
+    DesignError, InputError, NumericalError
+        As :func:`leakage`.
+
+    Examples
+    --------
+    >>> import posstats as ps
+    >>> result = ps.magnitude(ps.simulate(n=30, length=64, seed=0).dataset, n_resamples=200)
+    >>> result.table.queries.unique().tolist()
+    ['[2, 4)', '[4, 8)', '[8, 16)', '[16, 32)', '[32, 63)', '[2, 16)']
+    """
+    inference = Inference(level, method or DEFAULT_METHODS["magnitude"], n_resamples, n_permutations, seed)
+    terms, notes, settings = prepare(data, offsets, adjust)
+    rows = []
+    for condition, one in _conditions(terms):
+        bins = magnitude_bins(one)
+        for cell in estimates(
+            [one],
+            magnitude_statistics,
+            _magnitudes,
+            bins=bins,
+            by=by,
+            inference=inference,
+            tested=_TESTED_MAGNITUDES,
+            squared=True,
+        ):
+            absence_p = dict(zip(_TESTED_MAGNITUDES, cell.absence_p, strict=True))
+            for k, term in enumerate(MAGNITUDE_COMPONENTS):
+                p = absence_p.get(k, np.nan)
+                rows.append(_row(condition, cell, k) | {"term": term, "p": p})
+    table = adjusted(pd.DataFrame(rows), ["condition", "queries", "term"], adjust, {"p": "q"})
+    notes += inference.few_flips(table.groupby(["condition", "queries", "term"]).size().max())
+    return MagnitudeResult(_ordered(table), settings | inference.settings(), notes)
+
+
+def removal(
+    data: xr.Dataset,
+    condition: str | Sequence[str],
+    *,
+    baseline: str = BASELINE,
+    by: Sequence[str] = (),
+    offsets: Sequence[int] | None = None,
+    level: float = 0.95,
+    method: str | None = None,
+    n_resamples: int = 2000,
+    n_permutations: int = 9999,
+    seed: int = 0,
+    adjust: str = "bh",
+) -> RemovalResult:
+    """How much of the residual-stream magnitude a condition removes.
+
+    ``1 - magnitude_residual(condition) / magnitude_residual(baseline)``, a ratio of sums over the pooled heads and
+    layers; paired, the same documents are resampled in both. Negative where the condition adds. A removal is reported
+    only where there is something to remove: where the magnitude at baseline is significant (q < 1 - level in its
+    family, sign-flip test as in :func:`magnitude`).
+
+    Parameters
+    ----------
+    data : xarray.Dataset
+        A dump or terms that hold both conditions.
+    condition : str or sequence of str
+        One or several conditions, such as "bos=mean".
+    baseline : str
+        Condition compared with.
+    by, offsets, level, method, n_resamples, n_permutations, seed, adjust
+        As in :func:`leakage`.
+
+    Returns
+    -------
+    RemovalResult
+        By octave and for the early queries ``[2, 16)``.
+
+    Raises
+    ------
+    DesignError, InputError, NumericalError
+        As :func:`leakage`.
+
+    Examples
+    --------
+    >>> import posstats as ps
+    >>> ds = ps.simulate(n=30, length=64, conditions=["baseline", "bos=mean"], seed=0).dataset
+    >>> result = ps.removal(ds, "bos=mean", n_resamples=200)
+    >>> early = result.table.set_index("queries").loc["[2, 4)"]
+    >>> bool(early.low < 0.4 < early.high)  # what the simulation removes
+    True
+    """
+    inference = Inference(level, method or DEFAULT_METHODS["removal"], n_resamples, n_permutations, seed)
+    terms, notes, settings = prepare(data, offsets, adjust)
+    names = [condition] if isinstance(condition, str) else list(condition)
+    if baseline in names:
+        raise InputError(f"Removal compares a condition with {baseline!r}; it cannot be {baseline!r} itself.")
+    sources = [select_condition(terms, name) for name in (baseline, *names)]
+    rows = []
+    for cell in estimates(
+        sources, residual_statistics, _removal, bins=magnitude_bins(sources[0]), by=by, inference=inference,
+    ):  # fmt: skip
+        magnitudes = cell.interval.estimate[len(names) :]
+        for k, name in enumerate(names):
+            row = _row(name, cell, k) | {"p": cell.interval.p[k], "magnitude": magnitudes[k + 1]}
+            rows.append(row | {"baseline_magnitude": magnitudes[0], "baseline_p": cell.absence_p[0]})
+    rows.sort(key=lambda row: names.index(str(row["condition"])))
+    family = ["condition", "queries"]
+    table = adjusted(pd.DataFrame(rows), family, adjust, {"baseline_p": "baseline_q"})
+    table = _withheld(table, table.baseline_q, table.baseline_magnitude, level, "nothing to remove at baseline")
+    table = adjusted(table, family, adjust, {"p": "q"}).drop(columns="baseline_p")
+    notes += inference.few_flips(table.groupby(family).size().max())
+    return RemovalResult(_ordered(table), settings | inference.settings() | {"baseline": baseline}, notes)
+
+
+def _leakage(sums: Array) -> Array:
+    return sums[..., 0, :1]
+
+
+def _shares(sums: Array) -> Array:
+    """Leakage, then the shares of the five terms and of the residual."""
+    parts = sums[..., 0, :]
+    total = parts[..., :1]
+    with np.errstate(divide="ignore", invalid="ignore"):  # no leakage at all: the share is undefined, NaN
+        share = np.where(total != 0, parts[..., 1:] / total, np.nan)
+    residual = share[..., [k - 1 for k in _RESIDUAL_COLUMNS]].sum(axis=-1, keepdims=True)
+    return np.concatenate([total, np.zeros_like(total), share, residual], axis=-1)
+
+
+def _magnitudes(sums: Array) -> Array:
+    return sums[..., 0, :]
+
+
+def _removal(sums: Array) -> Array:
+    """Removal by every source but the first, then the residual magnitudes of all."""
+    residual = sums[..., 0]
+    baseline = residual[..., :1]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        removed = np.where(baseline != 0, 1 - residual[..., 1:] / baseline, np.nan)
+    return np.concatenate([removed, residual], axis=-1)
+
+
+def prepare(
+    data: xr.Dataset, offsets: Sequence[int] | None, adjust: str | None
+) -> tuple[xr.Dataset, tuple[str, ...], dict[str, object]]:
+    """Terms, notes and settings shared by all estimates; every check that needs no computation happens here."""
+    if adjust is not None:
+        adjust_p([], adjust)
+    terms = analysable(data, offsets)
+    check_offsets_visible(terms)
+    _, n_documents = document_codes(terms)
+    notes = few_documents(n_documents) + repeated_documents_note(terms)
+    settings: dict[str, object] = {
+        "n_documents": n_documents,
+        "n_sequences": terms.sizes["sequence"],
+        "offsets": tuple(terms.offset.values.tolist()),
+    }
+    settings |= {} if adjust is None else {"adjustment": adjust}
+    return terms, notes, settings
+
+
+def _conditions(terms: xr.Dataset) -> list[tuple[str, xr.Dataset]]:
+    return [(str(name), select_condition(terms, name)) for name in np.atleast_1d(terms.condition.values)]
+
+
+def _withheld(table: pd.DataFrame, q: pd.Series, whole: pd.Series, level: float, why: str) -> pd.DataFrame:
+    """Withhold a ratio whose denominator is not significantly above 0, or its test where nothing varies; say so."""
+    weak = ~(q < 1 - level) | ~(whole > _ROUNDING)
+    table.loc[weak, ["estimate", "se", "low", "high", "p"]] = np.nan
+    point = ~weak & (table.se <= _ROUNDING) & (table.get("term", "") != "relative")
+    table.loc[point, "p"] = np.nan  # a division by rounding would make what is rounding the most significant of all
+    table["note"] = np.select(
+        [weak, point], [f"withheld: {why}", "documents do not differ beyond rounding: no test"], ""
+    )
+    return table
+
+
+def _row(condition: str, cell: Estimate, value: int) -> dict[str, object]:
+    x = cell.interval
+    return {
+        "condition": condition,
+        **cell.key,
+        "queries": cell.bin.label,
+        "estimate": x.estimate[value],
+        "se": x.se[value],
+        "low": x.low[value],
+        "high": x.high[value],
+    }
+
+
+def adjusted(table: pd.DataFrame, family: list[str], method: str, columns: dict[str, str]) -> pd.DataFrame:
+    """Add q columns, adjusted within each family of rows."""
+    for p, q in columns.items():
+        table[q] = table.groupby(family, sort=False)[p].transform(lambda x: adjust_p(x.to_numpy(float), method).q)
+    return table
+
+
+def _ordered(table: pd.DataFrame) -> pd.DataFrame:
+    """Key columns first."""
+    first = [name for name in ("condition", "layer", "head", "queries", "term") if name in table]
+    return table[first + [name for name in table if name not in first]]

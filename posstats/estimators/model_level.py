@@ -1,0 +1,326 @@
+"""From heads to the model: the mean share or slope over heads, with heads and layers as random effects."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+from numpy.typing import NDArray
+
+from posstats.dataset.blocks import Block, by_layer, field_blocks
+from posstats.dataset.terms import select_condition
+from posstats.errors import DesignError, InputError, NumericalError
+from posstats.estimators.leakage import prepare
+from posstats.execution.parallel import side_by_side
+from posstats.results.comparison import ModelLevelResult, ModelSlopeResult
+from posstats.stats.inference.mixed import fit_mixed
+from posstats.stats.inference.multiplicity import adjust as adjust_p
+from posstats.stats.inference.replicates import sums_at
+from posstats.stats.inference.resample import (
+    check_interval_options,
+    corrected_error,
+    document_pairs,
+    jackknife_error,
+    leave_out_weights,
+)
+from posstats.stats.inference.sign_flips import SignFlips, random_signs, sign_flip_test
+from posstats.stats.pair_products.components import (
+    SHARE_COMPONENTS,
+    LayerField,
+    analysed_queries,
+    by_row,
+    share_statistics,
+)
+from posstats.stats.pair_products.evaluate import evaluate
+from posstats.stats.pair_products.terms import Array, reference
+from posstats.vocabulary import LOG_ATTENTION, RESIDUAL, RESIDUAL_TERMS
+
+#: What is asked of every head.
+MEASURES = ("share", "slope")
+#: Terms a measure exists for; `relative` has neither share nor slope, by construction.
+_TERMS = {
+    "share": (*SHARE_COMPONENTS[1:], RESIDUAL),
+    "slope": (LOG_ATTENTION, *SHARE_COMPONENTS[1:], RESIDUAL),
+}
+_FEWEST_LAYERS = 3
+
+
+def model_level(
+    data: xr.Dataset,
+    *,
+    term: str = RESIDUAL,
+    measure: str = "share",
+    offsets: Sequence[int] | None = None,
+    level: float = 0.95,
+    n_permutations: int = 9999,
+    seed: int = 0,
+    adjust: str = "bh",
+) -> ModelLevelResult:
+    """Ask about the model, not one head: the mean share or slope of a term over heads and layers.
+
+    ``y[head] = mean + u[layer] + e[head] + sampling error``, by restricted maximum likelihood: heads of a layer
+    resemble each other, and all heads were measured on the same documents. The interval of the mean covers other
+    documents, heads and layers; a pooled share (:func:`posstats.shares`) covers other documents only, and weighs heads
+    by their leakage.
+
+    Parameters
+    ----------
+    data : xarray.Dataset
+        Terms (:func:`posstats.decompose`) or a dump; one fit per condition.
+    term : str
+        A term of log attention or `residual`; for slopes `log_attention` too.
+    measure : {"share", "slope"}
+        The share of leakage (unitless), or the slope on log2(i + 1) in nats per doubling.
+    offsets : sequence of int, optional
+        Offsets summed (share) or averaged (slope) over; all of `data` if not given.
+    level : float
+        Level of the interval, and ``1 - level`` of the leakage test.
+    n_permutations, seed
+        Sign flips of the leakage test of every head.
+    adjust : {"bh", "by", "holm"}
+        Adjustment of the leakage tests over the family: all heads of one condition.
+
+    Returns
+    -------
+    ModelLevelResult
+        With the heads' own estimates in `heads`. A head whose leakage is not significant has no share; it is left out
+        and counted, and the statement is about the others. :class:`~posstats.results.comparison.ModelSlopeResult` for
+        slopes.
+
+    Raises
+    ------
+    InputError
+        For an option that is not allowed.
+    DesignError
+        With fewer than 5 documents, fewer than 3 layers, or too few analysed queries.
+    NumericalError
+        If the dump holds values that are not finite.
+
+    Warns
+    -----
+    FewDocumentsWarning
+        With fewer than 24 documents.
+
+    Notes
+    -----
+    Sampling errors are those of :func:`posstats.shares` and :func:`posstats.position_tests`, over documents. They enter
+    as one variance and two covariances, within and between layers, each a mean over heads. Two things go wrong
+    otherwise. Weighing heads by their own precision pulls the mean towards those that are known best, and these are not
+    a random part of the model: heads whose terms cancel leak little and have uncertain shares. And with fewer documents
+    than heads the jackknife covariance is singular: combinations of heads that it believes to be free of error would
+    draw the mean, and the standard deviation of heads would take in the error it misses.
+
+    Examples
+    --------
+    >>> import posstats as ps
+    >>> from posstats.estimators.model_level import model_level
+    >>> result = model_level(ps.simulate(n=30, layers=4, length=48, seed=0).dataset, term="mask")
+    >>> row = result.table.iloc[0]
+    >>> bool(row.low < row.estimate < row.high), int(row.n_heads + row.n_excluded)
+    (True, 16)
+    """
+    if measure not in MEASURES:
+        raise InputError(f"measure must be one of {', '.join(MEASURES)}, not {measure!r}.")
+    if term not in _TERMS[measure]:
+        raise InputError(f"term must be one of {', '.join(_TERMS[measure])} for a {measure}, not {term!r}.")
+    if seed < 0:
+        raise InputError(f"seed must not be negative, not {seed}.")
+    check_interval_options("jackknife", level)
+    terms, notes, settings = prepare(data, offsets, adjust)
+    if terms.sizes["layer"] < _FEWEST_LAYERS:
+        raise DesignError(f"{terms.sizes['layer']} layer(s) cannot show how layers vary; at least 3 are needed.")
+    queries = analysed_queries(terms.sizes["query"], terms.offset.values)
+    signs = random_signs(int(str(settings["n_documents"])), n_permutations, seed)
+    rows, heads = [], []
+    for name in np.atleast_1d(terms.condition.values):
+        one = select_condition(terms, name)
+        measured = _shares(one, queries, term, signs) if measure == "share" else _slopes(one, queries, term)
+        frames, values = zip(*measured, strict=True)
+        frame = pd.concat([part.assign(head=terms["head"].values) for part in frames], ignore_index=True)
+        estimates = _Estimates.join(values)
+        frame["estimate"], frame["se"], frame["note"] = estimates.at_all, estimates.error(), ""
+        if measure == "share":
+            frame["leakage_q"] = adjust_p(frame.pop("leakage_p"), adjust).q
+            weak = ~(frame.leakage_q < 1 - level) | ~(frame.leakage > 0)
+            frame.loc[weak, ["estimate", "se"]] = np.nan
+            frame.loc[weak, "note"] = "withheld: leakage is not significant"
+        rows.append({"condition": str(name), "term": term} | _fit(frame, estimates, level))
+        heads.append(frame.assign(condition=str(name)))
+    columns = ("condition", "layer", "head", "estimate", "se", "leakage", "leakage_q", "note")
+    by_head = pd.concat(heads, ignore_index=True)
+    settings |= {"measure": measure, "level": level, "seed": seed}
+    settings["standard_errors"] = "mixed model of heads within layers, jackknife over documents, t(df)"
+    result = ModelLevelResult if measure == "share" else ModelSlopeResult
+    return result(pd.DataFrame(rows), settings, notes, by_head[[name for name in columns if name in by_head]])
+
+
+@dataclass(frozen=True, slots=True)
+class _Estimates:
+    """Estimates of heads, and what their sampling errors are made of.
+
+    Attributes
+    ----------
+    at_all : ndarray, shape (head,)
+        From all documents.
+    left_out : ndarray, shape (document, head)
+        Without each document.
+    pairs, pair_left_out : ndarray, shapes (pair, 2) and (pair, head)
+        Documents left out together and the estimates without them; no pairs for means, which need no correction.
+    """
+
+    at_all: Array
+    left_out: Array
+    pairs: NDArray[np.int64]
+    pair_left_out: Array
+
+    @classmethod
+    def join(cls, layers: Sequence["_Estimates"]) -> "_Estimates":
+        at_all, left_out, pair_left_out = (
+            np.concatenate([getattr(one, name) for one in layers], axis=-1)
+            for name in ("at_all", "left_out", "pair_left_out")
+        )
+        return cls(at_all, left_out, layers[0].pairs, pair_left_out)
+
+    def error(self, combine: Array | None = None) -> Array:
+        """Standard errors of the heads, or of their linear combinations (head, combination)."""
+        at_all, left_out, pair_left_out = (
+            values if combine is None else values @ combine
+            for values in (self.at_all, self.left_out, self.pair_left_out)
+        )
+        if len(self.pairs):
+            return corrected_error(at_all, left_out, self.pairs, pair_left_out).se
+        return jackknife_error(left_out, axis=0)
+
+    def of(self, heads: NDArray[np.bool_]) -> "_Estimates":
+        return _Estimates(self.at_all[heads], self.left_out[:, heads], self.pairs, self.pair_left_out[:, heads])
+
+
+def _fit(frame: pd.DataFrame, estimates: _Estimates, level: float) -> dict[str, object]:
+    """Row of the mixed model; without enough heads to fit, a row that says so."""
+    used = frame.estimate.notna().to_numpy()
+    layers = frame.layer.to_numpy()
+    n_layers = len(set(layers[used]))
+    if n_layers < _FEWEST_LAYERS:
+        return _withheld(
+            used, n_layers, f"heads of {n_layers} layers leak significantly, and {_FEWEST_LAYERS} are needed"
+        )
+    covariance = np.zeros((len(frame), len(frame)))
+    covariance[np.ix_(used, used)] = _sampling_covariance(estimates.of(used), layers[used])
+    try:
+        fit = fit_mixed(frame.estimate, layers, sampling=covariance, sampling_df=len(estimates.left_out) - 1)
+    except DesignError as error:  # the estimates do not vary; the other conditions may
+        return _withheld(used, n_layers, str(error))
+    low, high = fit.interval(level)
+    return {
+        "estimate": fit.estimate[0],
+        "se": fit.se[0],
+        "low": low[0],
+        "high": high[0],
+        "p": fit.p[0],
+        "df": fit.df,
+        "layer_sd": fit.layer_variance**0.5,
+        "head_sd": fit.head_variance**0.5,
+        "n_layers": fit.n_layers,
+        "n_heads": fit.n_heads,
+        "n_excluded": fit.n_excluded,
+        "converged": fit.converged,
+        "note": "; ".join(fit.notes),
+    }
+
+
+def _withheld(used: NDArray[np.bool_], n_layers: int, reason: str) -> dict[str, object]:
+    nothing = dict.fromkeys(("estimate", "se", "low", "high", "p", "df", "layer_sd", "head_sd"), np.nan)
+    counts = {"n_layers": n_layers, "n_heads": int(used.sum()), "n_excluded": int((~used).sum())}
+    return nothing | counts | {"converged": False, "note": f"withheld: {reason}"}
+
+
+def _sampling_covariance(estimates: _Estimates, layers: NDArray[np.generic]) -> Array:
+    """Sampling covariance of the heads, (head, head): one variance, one covariance within layers and one between.
+
+    They are the means over heads and pairs of heads, so that the mean of equally many heads per layer has exactly its
+    own standard error. Variances of sums over layers and over everything hold all the covariances.
+    """
+    member = (layers[:, None] == np.unique(layers)).astype(np.float64)
+    own = (estimates.error() ** 2).sum()
+    *by_layer, total = estimates.error(np.column_stack([member, np.ones(len(layers))])) ** 2
+    within, n = np.sum(by_layer), len(layers)
+    n_within = (member.sum(axis=0) ** 2).sum() - n
+    covariance = np.full((n, n), (total - within) / (n**2 - n - n_within))
+    covariance[layers[:, None] == layers] = (within - own) / max(n_within, 1)
+    np.fill_diagonal(covariance, own / n)
+    # Corrected variances need not belong to any covariance.
+    values, axes = np.linalg.eigh(covariance)
+    nearest: Array = (axes * np.maximum(values, 0)) @ axes.T
+    return nearest
+
+
+def _shares(
+    terms: xr.Dataset, queries: NDArray[np.int64], term: str, signs: SignFlips
+) -> Iterator[tuple[pd.DataFrame, _Estimates]]:
+    """Per layer: leakage of the heads with its p-value; their shares."""
+    parts = [SHARE_COMPONENTS.index(name) for name in (RESIDUAL_TERMS if term == RESIDUAL else (term,))]
+    blocks = field_blocks(terms, products=len(SHARE_COMPONENTS))
+    measured = side_by_side(partial(_shares_of_block, queries=queries, parts=parts), blocks)
+    for layer, blocks_of_layer in by_layer(measured):
+        leakage, grams, estimates = zip(*blocks_of_layer, strict=True)
+        p = sign_flip_test(np.concatenate(grams), signs)
+        frame = pd.DataFrame({"layer": layer, "leakage": np.concatenate(leakage), "leakage_p": p})
+        yield frame, _Estimates.join(estimates)
+
+
+def _shares_of_block(block: Block, *, queries: NDArray[np.int64], parts: list[int]) -> tuple[Array, Array, _Estimates]:
+    """Of the heads of a block their leakage, its products of documents, and their shares."""
+    (field,) = block.fields()
+    stats = share_statistics(field, queries, field.offsets)
+    n_documents = len(field.sequences)
+    pairs = document_pairs(n_documents)
+    values = evaluate([stats], leave_out_weights(n_documents, pairs))[0].value
+    total = values[..., 0]
+    part = values[..., parts].sum(axis=-1)
+    share = np.divide(part, total, out=np.full_like(total, np.nan), where=total != 0)
+    whole, without_pairs = np.split(share, [n_documents + 1])
+    return total[0], stats.gram[:, 0], _Estimates(whole[0], whole[1:], pairs, without_pairs)
+
+
+def _slopes(terms: xr.Dataset, queries: NDArray[np.int64], term: str) -> Iterator[tuple[pd.DataFrame, _Estimates]]:
+    """Per layer: slopes of the heads."""
+    measured = side_by_side(partial(_slopes_of_block, queries=queries, term=term), field_blocks(terms))
+    for layer, blocks_of_layer in by_layer(measured):
+        estimates = _Estimates.join(blocks_of_layer)
+        yield pd.DataFrame({"layer": np.full(len(estimates.at_all), layer)}), estimates
+
+
+def _slopes_of_block(block: Block, *, queries: NDArray[np.int64], term: str) -> _Estimates:
+    (field,) = block.fields()
+    values = _slopes_at(field, queries, term, leave_out_weights(len(field.sequences)))
+    if not np.isfinite(values).all():
+        raise NumericalError(f"Log attention of layer {block.layer} is not finite at an analysed query.")
+    return _Estimates(values[0], values[1:], np.empty((0, 2), dtype=np.int64), np.empty((0, values.shape[1])))
+
+
+def _slopes_at(field: LayerField, queries: NDArray[np.int64], term: str, weights: Array) -> Array:
+    """Least-squares slopes on log2(i + 1) at document weights (replicate, document): (replicate, head)."""
+    x = np.log2(queries + 1.0)
+    x -= x.mean()
+    project = x / (x @ x)
+    total = (weights @ field.sequences)[:, None]
+
+    def slope(sums: Array) -> Array:
+        return sums_at(by_row(sums[:, :, queries], project), weights) / total
+
+    share, rest, logit = slope(field.rest_share), slope(field.rest), slope(field.logit.mean(axis=-1))
+    seen = np.isfinite(field.lag_mean[0])  # lags that no query sees are -inf in every sequence
+    lag_mean = sums_at(np.where(seen, field.lag_mean, 0.0), weights) / total[..., None]
+    ref = reference(np.where(seen, lag_mean, -np.inf), field.visible_keys, field.learned_sink)
+    log_z, log_rest = (by_row(logs[..., queries], project) for logs in (ref.log_denominator, ref.log_denominator_rest))
+    by_term = {
+        "mask": -log_z,
+        "sink": share + log_z - log_rest,
+        "logit_drift": logit,
+        "denominator_drift": rest + log_rest,
+        LOG_ATTENTION: logit + share + rest,
+    }
+    by_term[RESIDUAL] = by_term[LOG_ATTENTION] - by_term["mask"]
+    return by_term[term]

@@ -1,0 +1,184 @@
+"""Position regression per head and term: does this head's log attention depend on the query's position?"""
+
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+from scipy import stats as sps
+
+from posstats.dataset.blocks import Block, by_layer, field_blocks
+from posstats.dataset.terms import select_condition
+from posstats.errors import InputError
+from posstats.estimators.leakage import adjusted, prepare
+from posstats.execution.parallel import side_by_side
+from posstats.results.base import PositionResult
+from posstats.stats.inference.resample import check_interval_options
+from posstats.stats.pair_products.components import LayerField, analysed_queries, by_row
+from posstats.stats.pair_products.terms import Array
+from posstats.stats.pair_products.terms import reference as build_reference
+from posstats.stats.regression import Basis, PositionFit, fit_coefficients, position_basis
+from posstats.vocabulary import LOG_ATTENTION, TERMS
+
+_TERMS = (LOG_ATTENTION, *TERMS)
+#: What a slope treats the stationary reference as.
+REFERENCES = ("estimated", "fixed")
+#: Standard errors below this fraction of the largest coefficient of the head are rounding.
+_ROUNDING = 1e-10
+
+
+def position_tests(
+    data: xr.Dataset,
+    *,
+    reference: str = "estimated",
+    offsets: Sequence[int] | None = None,
+    level: float = 0.95,
+    adjust: str = "bh",
+) -> PositionResult:
+    """Regress every head's log attention, and each of its terms, on the query's position.
+
+    ``y[n, i, d] = intercept[d] + slope * log2(i + 1) + error`` over the analysed queries, errors clustered by
+    document; and the same with a natural cubic spline (3 df) in log2(i + 1), tested jointly. Least squares is linear
+    in the response, so the slopes of the five terms add up to the slope of log attention.
+
+    Parameters
+    ----------
+    data : xarray.Dataset
+        Terms (:func:`posstats.decompose`) or a dump; every condition in it is tested.
+    reference : {"estimated", "fixed"}
+        Whether the standard errors of `mask`, `sink` and `denominator_drift` include that the stationary reference is
+        estimated from the same documents (delete-one pseudo-values), or take it as known. "fixed" equals
+        ``statsmodels`` OLS with clustered covariance for every term, up to the factor (n-1)/(n-K); the slopes of
+        `log_attention` and `logit_drift` do not involve the reference and equal it either way.
+    offsets : sequence of int, optional
+        Offsets in the regression; all of `data` if not given.
+    level : float
+        Level of the interval of the slope, from t(G-1).
+    adjust : {"bh", "by", "holm"}
+        Adjustment over the family: all heads of one condition and term.
+
+    Returns
+    -------
+    PositionResult
+
+    Raises
+    ------
+    InputError
+        For an option that is not allowed.
+    DesignError
+        With fewer than 5 documents, or too few analysed queries for the spline.
+    NumericalError
+        If the dump holds values that are not finite.
+
+    Warns
+    -----
+    FewDocumentsWarning
+        With fewer than 24 documents.
+
+    Examples
+    --------
+    >>> import posstats as ps
+    >>> result = ps.position_tests(ps.simulate(n=30, length=64, seed=0).dataset)
+    >>> slopes = result.table.query("head == 0").set_index("term").estimate
+    >>> bool(abs(slopes["log_attention"] - slopes.drop("log_attention").sum()) < 1e-9)
+    True
+    """
+    if reference not in REFERENCES:
+        raise InputError(f"reference must be one of {', '.join(REFERENCES)}, not {reference!r}.")
+    check_interval_options("jackknife", level)
+    terms, notes, settings = prepare(data, offsets, adjust)
+    queries = analysed_queries(terms.sizes["query"], terms.offset.values)
+    job = partial(_fits, queries=queries, reference=reference)
+    rows = []
+    for condition in np.atleast_1d(terms.condition.values):
+        fitted = side_by_side(job, field_blocks(select_condition(terms, condition)))
+        for layer, fits in by_layer(fitted):
+            heads = ((fit, at) for fit in fits for at in range(len(fit[0].coefficients)))
+            for label, ((linear, spline), head) in zip(terms["head"].values.tolist(), heads, strict=True):
+                for k, term in enumerate(_TERMS):
+                    rows.append(
+                        {"condition": str(condition), "layer": layer, "head": label, "term": term}
+                        | _row(linear, spline, (head, k), level)
+                    )
+    table = pd.DataFrame(rows)
+    # `relative` is constant in the query by construction: its slope is exactly 0 and there is nothing to test.
+    table.loc[table.term == "relative", ["p", "spline_p"]] = np.nan
+    table = adjusted(table, ["condition", "term"], adjust, {"p": "q", "spline_p": "spline_q"})
+    settings |= {"level": level, "reference": reference, "standard_errors": "clustered by document, t(G-1)"}
+    return PositionResult(table, settings, notes)
+
+
+def _fits(block: Block, *, queries: np.ndarray, reference: str) -> tuple[PositionFit, PositionFit]:
+    """Linear and spline fits of the heads of a block."""
+    (field,) = block.fields()
+    linear, spline = (_fit(field, queries, position_basis(queries, kind), reference) for kind in ("linear", "spline"))
+    return linear, spline
+
+
+def _fit(field: LayerField, queries: np.ndarray, basis: Basis, reference: str) -> PositionFit:
+    """Coefficients per (head, term) with their clustered covariance."""
+    centred = basis.values - basis.values.mean(axis=0)
+    project = np.linalg.pinv(centred).T  # (query, parameter)
+    n = field.sequences[:, None, None]
+
+    def slope(sums: Array) -> Array:
+        """Coefficients of each document's mean, (document, head, parameter)."""
+        return by_row(sums[:, :, queries], project) / n
+
+    share, rest, drift = slope(field.rest_share), slope(field.rest), slope(field.logit.mean(axis=-1))
+    log_z, log_rest = (by_row(logs, project) for logs in _reference_logs(field, queries, reference))
+    zero = np.zeros_like(share)
+    by_term = {
+        LOG_ATTENTION: drift + share + rest,
+        "relative": zero,
+        "mask": zero - log_z,
+        "sink": share + log_z - log_rest,
+        "logit_drift": drift,
+        "denominator_drift": rest + log_rest,
+    }
+    by_document = np.stack([by_term[term] for term in _TERMS], axis=2)
+    size = np.abs(by_document).max(axis=(0, 2), keepdims=True)[0]
+    return fit_coefficients(by_document, field.sequences, names=basis.names, rounding=_ROUNDING * size)
+
+
+def _reference_logs(field: LayerField, queries: np.ndarray, kind: str) -> tuple[Array, Array]:
+    """``log Zref`` and ``log ZrefRest`` as each document has them, (document, head, query).
+
+    Fixed: the same for all. Estimated: delete-one pseudo-values, ``(N f - (N - n_g) f without g) / n_g``, shifted so
+    that they average to f itself; a linear function of the documents would return each document's own value.
+    """
+    total = field.sequences.sum()
+
+    def logs(lag_mean: Array) -> list[Array]:
+        ref = build_reference(lag_mean, field.visible_keys, field.learned_sink)
+        return [np.ascontiguousarray(one[..., queries]) for one in (ref.log_denominator, ref.log_denominator_rest)]
+
+    full = logs(field.lag_mean.sum(axis=0) / total)
+    if kind == "fixed":
+        return full[0][None], full[1][None]
+    n = field.sequences[:, None, None]
+    seen = np.isfinite(field.lag_mean)
+    sums = np.where(seen, field.lag_mean, 0.0)
+    without = logs(np.where(seen, (sums.sum(axis=0) - sums) / (total - n), -np.inf))
+    pseudo = [(total * f - (total - n) * f_without) / n for f, f_without in zip(full, without, strict=True)]
+    first, second = (p - (n / total * p).sum(axis=0) + f for p, f in zip(pseudo, full, strict=True))
+    return first, second
+
+
+def _row(linear: PositionFit, spline: PositionFit, at: tuple[int, int], level: float) -> dict[str, object]:
+    estimate, se = linear.coefficients[(*at, 0)], linear.standard_errors[(*at, 0)]
+    half = sps.t.ppf(0.5 + level / 2, linear.df) * se
+    return {
+        "estimate": estimate,
+        "se": se,
+        "low": estimate - half,
+        "high": estimate + half,
+        "t": linear.t[(*at, 0)],
+        "df": linear.df,
+        "p": linear.p[(*at, 0)],
+        "spline_f": spline.f[at],
+        "spline_df1": spline.f_df[0],
+        "spline_df2": spline.f_df[1],
+        "spline_p": spline.f_p[at],
+    }

@@ -1,0 +1,1 @@
+"""Figures of results: axes in, axes out."""

@@ -1,0 +1,1 @@
+"""The claims: their criteria, the evidence in a dump, the controls, and the verdicts."""

@@ -1,0 +1,360 @@
+"""The ledger: every claim with estimate, interval, p, q and the verdict that follows (docs/method.md, section 9)."""
+
+import re
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pandas as pd
+import xarray as xr
+
+from posstats.dataset.comparable import declared_windows, model_kind, model_of
+from posstats.dataset.terms import document_codes, few_documents_note, repeated_documents_note
+from posstats.errors import DesignError, FewDocumentsWarning, InputError
+from posstats.estimators.contrast import METHODS, Side, contrast
+from posstats.estimators.leakage import adjusted
+from posstats.estimators.pair_products import Inference
+from posstats.ledger.evidence import QUESTIONS, require_dump
+from posstats.results.claims import ClaimsResult
+from posstats.results.verdicts import CRITERIA, SUPPORTED, WHOLE, Evidence, Rule, combined
+from posstats.stats.inference.resample import DEFAULT_METHODS
+from posstats.study.config import InferenceConfig
+from posstats.vocabulary import RESIDUAL, TRAINED, VARIANT
+
+#: Architectures that C6 compares.
+ARCHITECTURES = ("standard", "ntk", "window")
+_COLUMNS = [
+    "model", "dump", "kind", "claim", "part", "criterion", "quantity", "unit", "condition", "estimate", "low", "high",
+    "p", "q", "n", "runs", "rule", "verdict", "reason",
+]  # fmt: skip
+
+
+def claims(
+    data: xr.Dataset | Sequence[xr.Dataset] | Mapping[str, Side],
+    *,
+    which: Sequence[str] = tuple(CRITERIA),
+    level: float = 0.95,
+    method: str | None = None,
+    n_resamples: int = 2000,
+    n_permutations: int = 9999,
+    seed: int = 0,
+    adjust: str = "bh",
+) -> ClaimsResult:
+    """Test the claims C1 to C8 of docs/method.md, section 9, on one or several models.
+
+    Every dump gets a ledger of its own: a row for each part of each criterion, and one for the claim. A claim is
+    supported if all its parts are, contradicted if one is, not testable here if a part cannot be tested (`reason` says
+    which condition the dump lacks), and inconclusive otherwise. C6 compares architectures and has a ledger of its own
+    where the three are there.
+
+    Parameters
+    ----------
+    data : xarray.Dataset, sequence of xarray.Dataset, or mapping
+        Dumps. Several dumps of one model (random tokens, text) are told apart by what their sequences are, and where
+        that is the same by the names of the files they were opened from. A mapping
+        says which dumps are of which architecture, ``{"standard": ..., "ntk": ..., "window": ...}``, each a dump or a
+        sequence of them; otherwise their attributes say it: what was changed at inference time, or under which
+        architecture the model was adapted. Dumps of one architecture with the same settings are its training runs,
+        with different ones (several windows) variants that are compared with `standard` one by one. Runs that were
+        adapted with the same seeds are paired.
+    which : sequence of str
+        Claims to test; all by default.
+    level, method, n_resamples, n_permutations, seed, adjust
+        As in :func:`posstats.leakage`; each estimate has its default method if none is given. C6 always rests on a
+        jackknife (:func:`posstats.contrast`).
+
+    Returns
+    -------
+    ClaimsResult
+        `q` is adjusted over all p-values of one ledger.
+
+    Raises
+    ------
+    InputError
+        For an option that is not allowed, or data that are no dumps with a baseline.
+    DesignError
+        With fewer than 5 documents, or no analysed query.
+    NumericalError
+        If a dump holds values that are not finite.
+
+    Warns
+    -----
+    FewDocumentsWarning
+        For each dump with fewer than 24 documents.
+
+    Notes
+    -----
+    Criteria and rules are fixed in :data:`posstats.results.verdicts.CRITERIA` and :mod:`posstats.ledger.evidence`;
+    docs/claims.md explains them. Models changed at inference time are compared with the model as trained, and the row says so.
+
+    Examples
+    --------
+    >>> import posstats as ps
+    >>> ds = ps.simulate(n=30, length=32, layers=2, conditions=["baseline", "bos=mean"], seed=0).dataset
+    >>> ledger = ps.claims(ds, n_resamples=99, n_permutations=199)
+    >>> ledger.table.query("claim == 'C7'")[["part", "verdict", "reason"]].to_numpy().tolist()
+    [['a', 'supported', 'agrees with 0.40; baseline 0.13 nats per head, root mean square'], ['claim', 'supported', '']]
+    """
+    unknown = sorted(set(which) - set(CRITERIA))
+    if unknown or not which:
+        wrong = f"Unknown claims {', '.join(unknown)}" if unknown else "No claim was chosen"
+        raise InputError(f"{wrong}; choose one or more of {', '.join(CRITERIA)}.")
+    inference = InferenceConfig(level, method, n_resamples, n_permutations, adjust, seed)
+    models = _named(_flat(data))
+    rows: list[dict[str, object]] = []
+    trios = list(_trios(models)) if "C6" in which else []
+    compared = {id(one) for trio in trios for one in trio.members()}
+    repeated = [repeated_documents_note(model.ds) for model in models]
+    for model, doubled in zip(models, repeated, strict=True):
+        for note in few_documents_note(model.n) + doubled:
+            warnings.warn(f"{model.name} on {model.dump}: {note}", FewDocumentsWarning, stacklevel=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FewDocumentsWarning)  # of each dump it has been said
+        for model in models:
+            asked = [question for question, about in QUESTIONS if about & set(which)]
+            found = [replace(one, n=model.n) for question in asked for one in question(model.ds, inference)]
+            if id(model) not in compared:
+                found.append(Evidence("C6", "a", "contrast of architectures", n=model.n, reason=_ALONE))
+            rows += _ledger(model.name, model.dump, model.kind, [one for one in found if one.claim in which])
+        for trio in trios:
+            rows += _ledger(trio.name, trio.dump, trio.kind, list(trio.evidence(inference)))
+    table = adjusted(pd.DataFrame(rows), ["model", "dump"], adjust, {"p": "q"})
+    settings: dict[str, object] = {
+        "n_documents": _one_or_several(model.n for model in models),
+        "n_sequences": _one_or_several(model.ds.sizes["sequence"] for model in models),
+        "offsets": tuple(models[0].ds.offset.values.tolist()),
+        "adjustment": adjust,
+    }
+    notes = few_documents_note(min(model.n for model in models))
+    notes += tuple(dict.fromkeys(note for doubled in repeated for note in doubled))
+    if method is None:
+        own = {"standard_errors": "of each estimate by its own method (docs/claims.md)"}
+        settings |= {"level": level, **own, "n_permutations": n_permutations, "seed": seed}
+    else:
+        settings |= Inference(level, method, n_resamples, n_permutations, seed).settings()
+        if trios and method not in METHODS:
+            notes += (f"C6 rests on a {DEFAULT_METHODS['contrast'].replace('_', ' ')}",)
+    return ClaimsResult(table[_COLUMNS], settings, notes)
+
+
+def _one_or_several(counts: Iterable[int]) -> int | str:
+    """The number, where all are the same."""
+    different = list(dict.fromkeys(counts))
+    return different[0] if len(different) == 1 else " or ".join(map(str, different))
+
+
+_ALONE = (
+    "a claim about three architectures: pass dumps of the model under standard RoPE, NTK-aware scaling and a sliding "
+    "window, on the same sequences"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Model:
+    """One dump, what to call it, and the architecture it stands for: none where C6 has no use for it."""
+
+    name: str
+    dump: str
+    sequences: str
+    kind: str
+    architecture: str | None
+    said: bool
+    ds: xr.Dataset
+    n: int
+
+    @property
+    def settings(self) -> str:
+        """What dumps of one architecture have in common if they are training runs of it."""
+        return str(self.ds.attrs.get("model_variant", ""))
+
+    @property
+    def seed(self) -> int:
+        """Seed of the training run, -1 where it is not known."""
+        return int(self.ds.attrs.get("adapter_seed", -1))
+
+
+def _flat(data: xr.Dataset | Sequence[xr.Dataset] | Mapping[str, Side]) -> list[tuple[str | None, xr.Dataset]]:
+    """Dumps with the architecture that they are said to have, if it is said."""
+    if isinstance(data, xr.Dataset):
+        given: list[tuple[str | None, xr.Dataset]] = [(None, data)]
+    elif isinstance(data, Mapping):
+        if unknown := sorted({str(name) for name in data} - set(ARCHITECTURES)):
+            raise InputError(f"Unknown architectures {', '.join(unknown)}; there are {', '.join(ARCHITECTURES)}.")
+        sides = {name: [side] if isinstance(side, xr.Dataset) else side for name, side in data.items()}
+        given = [(name, ds) for name in ARCHITECTURES for ds in sides.get(name, [])]
+    else:
+        given = [(None, ds) for ds in data]
+    if not given or not all(isinstance(ds, xr.Dataset) for _, ds in given):
+        raise InputError("Claims are tested on a dump, a sequence of dumps, or a mapping of architectures to dumps.")
+    for _, ds in given:
+        require_dump(ds)
+    return given
+
+
+def _named(given: Iterable[tuple[str | None, xr.Dataset]]) -> list[_Model]:
+    """Give every dump a name and a ledger of its own."""
+    labels = [_label(said, ds) for said, ds in given]
+    files = [Path(str(ds.encoding.get("source", ""))).stem for _, ds in given]
+    models: list[_Model] = []
+    for k, ((said, ds), (name, sequences)) in enumerate(zip(given, labels, strict=True)):
+        dump = sequences
+        alike = [other for other, label in enumerate(labels) if label == labels[k]]
+        if len(alike) > 1 and len({files[other] for other in alike} - {""}) == len(alike):
+            dump += f" ({files[k]})"
+        elif k > alike[0]:
+            name += f" #{alike.index(k) + 1}"
+        architecture, n = said or _architecture(ds), document_codes(ds)[1]
+        models.append(_Model(name, dump, sequences, model_kind(ds), architecture, said is not None, ds, n))
+    return models
+
+
+def _label(said: str | None, ds: xr.Dataset) -> tuple[str, str]:
+    """Model and sequences of a dump, in words that other dumps may share."""
+    name = model_of(ds)
+    if "adapter_architecture" in ds.attrs:
+        name += f", adapted to {ds.attrs['adapter_architecture']}, run {ds.attrs['adapter_seed']}"
+    elif ds.attrs.get("model_variant"):
+        name += f", {ds.attrs['model_variant']}"
+    elif said not in (None, "standard"):
+        name += f", {said}"
+    # Up to the first colon or comma: what the sequences are, without how many there were to choose from.
+    return name, re.split("[,:]", str(ds.attrs.get("sequences", "unnamed sequences")))[0]
+
+
+def _architecture(ds: xr.Dataset) -> str | None:
+    """Architecture by the attributes of a dump."""
+    if "adapter_architecture" in ds.attrs:
+        adapted = str(ds.attrs["adapter_architecture"])
+        return adapted if adapted in ARCHITECTURES else None
+    changed = set(re.findall(r"\b(ntk_factor|sliding_window|rope_parameters)=", str(ds.attrs.get("model_variant", ""))))
+    if not changed:
+        return None if declared_windows(ds) else "standard"
+    return {"ntk_factor": "ntk", "sliding_window": "window"}.get(changed.pop()) if len(changed) == 1 else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Trio:
+    """Dumps of the same sequences under standard and changed architectures, the latter by their settings."""
+
+    name: str
+    dump: str
+    standard: list[_Model]
+    ntk: dict[str, list[_Model]]
+    window: dict[str, list[_Model]]
+
+    def members(self) -> Iterator[_Model]:
+        yield from self.standard
+        for variants in (self.ntk, self.window):
+            for runs in variants.values():
+                yield from runs
+
+    @property
+    def kind(self) -> str:
+        """That of the changed architectures."""
+        kinds = sorted({one.kind for one in self.members()})
+        return VARIANT if VARIANT in kinds else kinds[0]
+
+    def evidence(self, inference: InferenceConfig) -> Iterator[Evidence]:
+        """The parts of C6, for every variant."""
+        if not self.ntk:
+            yield Evidence("C6", "a", "residual share", reason="needs dumps under NTK-aware scaling")
+        if not self.window:
+            yield Evidence("C6", "b", "residual slope", "nats^2", reason="needs dumps under a sliding window")
+        for label, runs in self.ntk.items():
+            yield from self._compare(runs, label, {"share": ("a", "below")}, inference)
+        for label, runs in self.window.items():
+            yield from self._compare(runs, label, {"slope": ("b", "above"), "share": ("c", "above")}, inference)
+
+    def _compare(
+        self, runs: Sequence[_Model], label: str, asked: Mapping[str, tuple[str, str]], inference: InferenceConfig
+    ) -> Iterator[Evidence]:
+        condition = f"{label} - standard"
+        units = {"share": "1", "slope": "nats^2"}
+        standard, changed = (sorted(side, key=lambda one: one.seed) for side in (self.standard, runs))
+        seeds = [one.seed for one in standard]
+        paired = len(seeds) > 1 and -1 not in seeds and seeds == [one.seed for one in changed]
+        try:
+            found = contrast(
+                [one.ds for one in standard],
+                [one.ds for one in changed],
+                pair_runs=paired,
+                quantities=list(asked),
+                labels=("standard", label),
+                allow_mixed=True,
+                level=inference.level,
+                method=inference.method if inference.method in METHODS else None,
+                n_permutations=inference.n_permutations,
+                seed=inference.seed,
+            )
+        except DesignError as error:
+            for quantity, (part, _) in asked.items():
+                yield Evidence("C6", part, f"residual {quantity}", units[quantity], None, condition, reason=str(error))
+            return
+        table, said = found.table, ["training runs paired by seed"] if paired else []
+        for quantity, (part, kind) in asked.items():
+            chosen = (table.contrast == condition) & (table.term == RESIDUAL) & (table.quantity == quantity)
+            row = table[chosen].iloc[0]
+            numbers = {name: float(row[name]) for name in ("estimate", "low", "high", "p")}
+            yield Evidence(
+                "C6",
+                part,
+                f"residual {quantity}",
+                str(row.unit),
+                Rule(kind, 0.0),
+                condition,
+                **numbers,
+                n=min(one.n for one in runs),
+                runs=min(len(runs), len(self.standard)),
+                reason="; ".join(text for text in (str(row.note), *found.notes, *said) if text),
+            )
+
+
+def _trios(models: Sequence[_Model]) -> Iterator[_Trio]:
+    """Groups of dumps in which the standard architecture and another occur."""
+    groups: dict[tuple[str, str, bool], list[_Model]] = {}
+    for one in models:
+        # Adapted models are compared with each other, changed ones with the model as it was trained; what the user
+        # says to be one architecture each, with each other.
+        base = "" if one.said else str(one.ds.attrs.get("model", ""))
+        adapted = not one.said and one.kind not in (TRAINED, VARIANT)
+        groups.setdefault((base, one.sequences, adapted), []).append(one)
+    for (base, sequences, adapted), members in groups.items():
+        by_architecture: dict[str, dict[str, list[_Model]]] = {name: {} for name in ARCHITECTURES}
+        for one in members:
+            if one.architecture is not None:
+                label = one.settings or one.architecture
+                by_architecture[one.architecture].setdefault(label, []).append(one)
+        standard, ntk, window = by_architecture.values()
+        if standard and (ntk or window):
+            name = f"{base or 'standard'}{', adapted,' if adapted else ''} against {', '.join([*ntk, *window])}"
+            yield _Trio(name, sequences, [one for runs in standard.values() for one in runs], ntk, window)
+
+
+def _ledger(model: str, dump: str, kind: str, found: Sequence[Evidence]) -> list[dict[str, object]]:
+    """Rows of one ledger: parts in the order of the claims, each claim's verdict after its parts."""
+    rows: list[dict[str, object]] = []
+    for claim, criteria in CRITERIA.items():
+        parts = sorted((one for one in found if one.claim == claim), key=lambda one: one.part)
+        if not parts:
+            continue
+        for one in parts:
+            rows.append({"claim": claim, "part": one.part, "criterion": criteria[one.part]} | _cells(one))
+        verdict = combined([one.verdict for one in parts])
+        # The parts that decided come first, then what could not be tested.
+        deciding = [f"({one.part}) {one.verdict}" for one in parts if one.verdict == verdict and one.rule is not None]
+        untested = [f"({one.part}) {one.reason}" for one in parts if one.rule is None]
+        told = [] if verdict == SUPPORTED else deciding
+        whole = Evidence(
+            claim, WHOLE, "all parts", "", n=parts[0].n, runs=min(one.runs for one in parts), condition="",
+            reason="; ".join(dict.fromkeys([*told, *untested])),
+        )  # fmt: skip
+        rows.append(
+            {"claim": claim, "part": WHOLE, "criterion": criteria[WHOLE]} | _cells(whole) | {"verdict": verdict}
+        )
+    return [{"model": model, "dump": dump, "kind": kind} | row for row in rows]
+
+
+def _cells(one: Evidence) -> dict[str, object]:
+    names = ("quantity", "unit", "condition", "estimate", "low", "high", "p", "n", "runs", "verdict", "reason")
+    return {name: getattr(one, name) for name in names} | {"rule": "" if one.rule is None else str(one.rule)}

@@ -1,0 +1,1 @@
+"""Result objects: one tidy table each, which checks its own arithmetic."""

@@ -1,0 +1,1 @@
+"""Decoding of position and discrimination of tokens: ridge scores and identification."""

@@ -1,0 +1,1 @@
+"""Intervals and tests: resampling weights, interval limits, sign flips, multiplicity, mixed models."""

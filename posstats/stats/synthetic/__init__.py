@@ -1,0 +1,1 @@
+"""Synthetic recordings with known truth."""

@@ -1,0 +1,1 @@
+"""A study from its configuration: what is recorded, which analyses run, what they found."""

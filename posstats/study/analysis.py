@@ -1,0 +1,355 @@
+"""Run analysis files on dumps: ask each question of each dump, write tables and figures.
+
+An analysis file defines ``analyse(ds, inference) -> Findings``. It is given an open dump and never loads a model.
+Findings are kept with a digest of everything they rest on (the bytes of the dump and of the code, the settings, the
+versions of the libraries), and are computed again only when that has changed.
+"""
+
+import hashlib
+import importlib.util
+import json
+import logging
+import traceback
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any
+
+import dask
+import numpy as np
+
+from posstats.dataset.store import open_dump
+from posstats.errors import DumpError, FewDocumentsWarning, InputError, PosstatsError
+from posstats.execution.cluster import connected
+from posstats.execution.parallel import in_processes
+from posstats.execution.progress import progress
+from posstats.execution.provenance import code_digest, file_digest
+from posstats.figures.leakage import save_figure
+from posstats.study.config import AnalysisConfig, InferenceConfig
+from posstats.study.findings import Findings, Quantity
+from posstats.tables.headline import HEADLINE, headline_table
+from posstats.tables.table import Table, to_text, write_table
+from posstats.vocabulary import BASELINE
+
+logger = logging.getLogger(__name__)
+
+_MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """One question asked of one dump."""
+
+    dump_name: str
+    dump: Path
+    file: Path
+    folder: Path
+    inference: InferenceConfig
+    rests_on: "_Basis"
+    scheduler: str | None
+    state: tuple[int, ...]
+
+    @property
+    def label(self) -> str:
+        return _label(self.file, self.dump_name)
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(json.dumps([asdict(self.rests_on), self.dump_name]).encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class _Basis:
+    """Digests of what an answer rests on, kept apart so that it can be said which of them has changed."""
+
+    recording: str
+    settings: str
+    code: str
+
+
+def run_analyses(
+    config: AnalysisConfig,
+    dumps: Mapping[str, Path],
+    folder: Path,
+    *,
+    scheduler: str | None = None,
+    show: bool = True,
+) -> Table:
+    """Ask every question of every dump and write the answers.
+
+    Parameters
+    ----------
+    config : AnalysisConfig
+        Its `analyses`, `inference` and `run` are used.
+    dumps : mapping of str to Path
+        Name of a dump -> its file.
+    folder : Path
+        Tables and figures go to a folder per dump in it; the headline table to itself.
+    scheduler : str, optional
+        Address of a ``dask.distributed`` scheduler whose workers do the work; results do not depend on it.
+    show : bool
+        Whether to show progress.
+
+    Returns
+    -------
+    Table
+        The headline table.
+
+    Raises
+    ------
+    PosstatsError
+        If a dump cannot be read, an analysis file is missing or defines no `analyse`, or the data do not support an
+        estimate.
+    """
+    files = _files(config)
+    tasks = list(_tasks(config, dumps, files, folder, scheduler))
+    headline = {task: found for task in tasks if (found := _current(task)) is not None}
+    # One question after the other, each of all dumps: short tasks come last and fill the gaps between workers.
+    missing = sorted((task for task in tasks if task not in headline), key=lambda task: files.index(task.file))
+    if not missing:
+        logger.info("results are current: nothing they rest on has changed since they were computed")
+    else:
+        if any(_rested_on(task).get("settings", task.rests_on.settings) != task.rests_on.settings for task in missing):
+            logger.info("replacing results in %s, which were computed with other settings under [inference]", folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):  # a folder that cannot be written to is told of before anything is computed
+            pass
+        # If an analysis fails, the table of the earlier answers must not stay beside the new ones.
+        for path in filter(Path.is_file, folder.glob(f"{HEADLINE}.*")):
+            path.unlink()
+    with progress("analyses", len(missing), unit="question", show=show and bool(missing)) as bar:
+        for task, quantities in in_processes(_compute, missing, config.run.workers):
+            headline[task] = quantities
+            logger.info("finished %s", task.label)
+            bar.update()
+    rows = [{"dump": task.dump_name, **quantity} for task in tasks for quantity in headline[task]]
+    table = headline_table(rows, dumps, config.inference.level)
+    write_table(table, folder, HEADLINE)
+    return table
+
+
+def closing_tables(config: AnalysisConfig, dumps: Mapping[str, Path], folder: Path) -> list[str]:
+    """What is shown after the headline table, as text: of every dump what its analyses close with.
+
+    Parameters
+    ----------
+    config, dumps, folder
+        As for :func:`run_analyses`, which has been called with them.
+
+    Returns
+    -------
+    list of str
+        Titles that several dumps share are told apart by the names of the dumps.
+    """
+    found: list[tuple[str, str]] = []
+    for task in _tasks(config, dumps, _files(config), folder):
+        text = json.loads((task.folder / _MANIFEST).read_text(encoding="utf-8"))["closing"]
+        if text:
+            found.append((task.dump_name, text))
+    titles = [text.partition("\n")[0] for _, text in found]
+    return [
+        text if titles.count(title) == 1 else text.replace(title, f"{title} ({name})", 1)
+        for (name, text), title in zip(found, titles, strict=True)
+    ]
+
+
+def outstanding(config: AnalysisConfig, dumps: Mapping[str, Path | None], folder: Path) -> dict[str, bool]:
+    """Say which questions :func:`run_analyses` would have to answer anew.
+
+    Parameters
+    ----------
+    config, folder
+        As for :func:`run_analyses`.
+    dumps : mapping of str to Path or None
+        Name of a dump -> its file; None where it is not there yet, and everything has to be answered.
+
+    Returns
+    -------
+    dict of str to bool
+        "QUESTION of DUMP" -> whether it has to be computed.
+
+    Raises
+    ------
+    PosstatsError
+        If a dump cannot be read or an analysis file is missing.
+    """
+    files = _files(config)
+    there = {name: path for name, path in dumps.items() if path is not None}
+    found = {task.label: _current(task) is None for task in _tasks(config, there, files, folder)}
+    labels = [_label(file, name) for name in dumps for file in files]
+    return {label: found.get(label, True) for label in labels}
+
+
+def changes(config: AnalysisConfig, dumps: Mapping[str, Path], folder: Path) -> dict[tuple[str, str], list[str]]:
+    """Say what has changed, since the answers were computed, of what they rest on.
+
+    Parameters
+    ----------
+    config, dumps, folder
+        As for :func:`run_analyses`. Of a dump whose file is not there, settings and code are looked at.
+
+    Returns
+    -------
+    dict of (str, str) to list of str
+        Question and dump -> those of "recording", "settings" and "code" (its own, the analysis file's, the versions of
+        the libraries) that have changed; questions that have a current answer, or none, are left out.
+
+    Raises
+    ------
+    PosstatsError
+        If a dump cannot be read or an analysis file is missing.
+    """
+    found: dict[tuple[str, str], list[str]] = {}
+    for task in _tasks(config, dumps, _files(config), folder, absent=True):
+        if (task.folder / _MANIFEST).is_file():
+            then = _rested_on(task)
+            now = {name: digest for name, digest in asdict(task.rests_on).items() if digest}
+            found[task.file.stem, task.dump_name] = [name for name in now if then.get(name) != now[name]]
+    return {asked: changed for asked, changed in found.items() if changed}
+
+
+def _files(config: AnalysisConfig) -> list[Path]:
+    files = [config.folder / name for name in config.analyses.files]
+    for file in files:
+        if not file.is_file():
+            raise InputError(f"there is no analysis file {file}, named under [analyses] files")
+    stems = [file.stem for file in files]
+    if twice := sorted({stem for stem in stems if stems.count(stem) > 1}):
+        raise InputError(f"results are kept by the names of analysis files, and {', '.join(twice)} is named twice")
+    return files
+
+
+def _label(file: Path, dump: str) -> str:
+    return f"{file.stem} of {dump}"
+
+
+def _tasks(
+    config: AnalysisConfig,
+    dumps: Mapping[str, Path],
+    files: Sequence[Path],
+    folder: Path,
+    scheduler: str | None = None,
+    *,
+    absent: bool = False,
+) -> Iterator[_Task]:
+    code = code_digest()
+    settings = hashlib.sha256(json.dumps(asdict(config.inference), sort_keys=True).encode()).hexdigest()
+    for name, path in dumps.items():
+        content = ""
+        state: tuple[int, ...] = ()
+        if path.is_file() or not absent:
+            with open_dump(path) as dataset:  # says what is wrong with it before anything is computed
+                conditions = dataset.condition.values.tolist()
+            state = _state(path)
+            content = file_digest(path)
+            if BASELINE not in conditions:
+                raise InputError(
+                    f"{path} was recorded without the condition {BASELINE}, which the others are compared with; it has "
+                    f"{', '.join(conditions)}: dump with -c {BASELINE} too"
+                )
+        for file in files:
+            asked = hashlib.sha256(f"{code}\n{file_digest(file)}".encode()).hexdigest()
+            basis = _Basis(content, settings, asked)
+            yield _Task(name, path, file, folder / name / file.stem, config.inference, basis, scheduler, state)
+
+
+def _compute(task: _Task) -> list[dict[str, Any]]:
+    """Run one analysis, write its files, then the manifest that declares them current."""
+    with _said_by(task):
+        analyse = _load(task.file)
+    manifest = task.folder / _MANIFEST
+    manifest.unlink(missing_ok=True)
+    with (
+        connected(task.scheduler),  # the work of estimators goes there; what little this process computes stays with it
+        open_dump(task.dump) as dataset,
+        warnings.catch_warnings(),
+        # The tasks run side by side; threads within each would only contend.
+        dask.config.set(scheduler="synchronous"),
+    ):
+        # Every table carries this warning as a footnote, and the headline table too.
+        warnings.simplefilter("ignore", FewDocumentsWarning)
+        with _said_by(task):
+            findings = analyse(dataset, task.inference)
+            if not isinstance(findings, Findings):
+                raise InputError(f"analyse must return Findings, not {type(findings).__name__}")
+    if _state(task.dump) != task.state:
+        raise DumpError(f"{task.dump} was changed while it was analysed: analyse it again once it is whole")
+    task.folder.mkdir(parents=True, exist_ok=True)
+    written: list[Path] = []
+    for name, table in findings.tables.items():
+        written += write_table(table, task.folder, name)
+    for name, axes in findings.figures.items():
+        written += save_figure(axes, task.folder, name)
+    for stale in set(filter(Path.is_file, task.folder.iterdir())) - set(written):
+        stale.unlink()
+    # Numbers as they are read back, whatever numpy made of them.
+    headline = json.loads(json.dumps([asdict(quantity) for quantity in findings.headline], default=np.generic.item))
+    record = {
+        "digest": task.digest,
+        "rests_on": asdict(task.rests_on),
+        "files": {path.name: file_digest(path) for path in sorted(written)},
+        "headline": headline,
+        "closing": "" if findings.closing is None else to_text(findings.closing),
+    }
+    manifest.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    return headline
+
+
+@contextmanager
+def _said_by(task: _Task) -> Iterator[None]:
+    """Errors name the question and the dump; a mistake in the analysis file is told as one, with its line."""
+    try:
+        yield
+    except PosstatsError as error:
+        raise type(error)(f"{task.label}: {error}") from error
+    except (Exception, SystemExit) as error:
+        package, file = Path(__file__).parents[1], task.file.resolve()
+        frames = [(Path(one.filename).resolve(), one.lineno) for one in traceback.extract_tb(error.__traceback__)]
+        inside = [one for one in frames if one[0] != Path(__file__) and (one[0] == file or package in one[0].parents)]
+        if inside and inside[-1][0] != file:
+            raise  # a fault of posstats
+        place = f", line {inside[-1][1]}" if inside else ""
+        raise InputError(f"{task.label}: {task.file}{place}: {type(error).__name__}: {error}") from error
+
+
+def _rested_on(task: _Task) -> dict[str, str]:
+    """Digests of what the answer that is there rests on; none where there is no answer, or a damaged one."""
+    try:
+        found = json.loads((task.folder / _MANIFEST).read_text(encoding="utf-8")).get("rests_on")
+    except (OSError, ValueError, AttributeError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _state(path: Path) -> tuple[int, ...]:
+    """What changes with a file, without reading it."""
+    stat = path.stat()
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns
+
+
+def _current(task: _Task) -> list[dict[str, Any]] | None:
+    """The headline of an earlier run if nothing it rests on has changed and its files are as it left them."""
+    try:
+        record = json.loads((task.folder / _MANIFEST).read_text(encoding="utf-8"))
+        same = record["digest"] == task.digest and all(
+            file_digest(task.folder / name) == digest for name, digest in record["files"].items()
+        )
+        whole = [asdict(Quantity(**quantity)) for quantity in record["headline"]]
+        return whole if same and isinstance(record["closing"], str) else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _load(file: Path) -> Any:
+    """The function `analyse` of an analysis file."""
+    spec = importlib.util.spec_from_file_location(f"posstats_analysis_{file.stem}", file)
+    if spec is None or spec.loader is None:
+        raise InputError(f"{file} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if not callable(getattr(module, "analyse", None)):
+        raise InputError(f"{file} does not define analyse(ds, inference)")
+    return module.analyse

@@ -1,0 +1,258 @@
+"""Record the dumps that a configuration asks for, or say what that would cost. Torch is imported only then."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import chdir
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from posstats.dataset.conditions import check_positions
+from posstats.dataset.store import parts_folder
+from posstats.dataset.terms import few_documents_note
+from posstats.errors import InputError
+from posstats.execution.cluster import connected
+from posstats.execution.parallel import side_by_side
+from posstats.execution.progress import progress
+from posstats.study.config import DumpConfig, ModelConfig, RecordConfig, RunConfig, SequencesConfig
+from posstats.vocabulary import BASELINE, MINIMUM_DOCUMENTS
+
+if TYPE_CHECKING:
+    from posstats.dumping.run.cost import Cost
+
+logger = logging.getLogger(__name__)
+
+#: Largest error of a logit against float64 that was seen on a small random model, in nats: an observation, no bound.
+_LOGIT_ERRORS = {"bfloat16": 0.11, "float16": 0.017}
+#: A recorder is part of the model while it works: one at a time in a process, however many threads a worker has.
+_RECORDING = threading.Lock()
+
+
+def record_dumps(
+    dumps: Mapping[Path, DumpConfig],
+    model: ModelConfig,
+    sequences: SequencesConfig,
+    record: RecordConfig,
+    run: RunConfig,
+    *,
+    overwrite: bool = False,
+    shard: tuple[int, int] | None = None,
+    show: bool = True,
+) -> None:
+    """Record dumps with one model; those that are there with the same settings are reused.
+
+    Parameters
+    ----------
+    dumps : mapping of Path to DumpConfig
+        File -> where its tokens come from.
+    model, sequences, record, run
+        Sections of a configuration.
+    overwrite : bool
+        Whether a dump with other settings is replaced.
+    shard : (int, int), optional
+        (k, n): record the k-th of n shares of each dump.
+    show : bool
+        Whether to show progress.
+
+    Raises
+    ------
+    PosstatsError
+        If torch or transformers is not installed, or as ``posstats.load_model`` and ``posstats.dump`` do.
+    """
+    for path, loaded, drawn, options in _prepared(dumps, model, sequences, record, run):
+        from posstats.dumping.run.dump import dump
+
+        dump(loaded, drawn, path, **options, overwrite=overwrite, shard=shard, progress=show)
+
+
+def record_shares(
+    dumps: Mapping[Path, DumpConfig],
+    model: ModelConfig,
+    sequences: SequencesConfig,
+    record: RecordConfig,
+    run: RunConfig,
+    scheduler: str,
+    shares: int | None = None,
+    *,
+    overwrite: bool = False,
+    show: bool = True,
+) -> None:
+    """Record dumps on the workers of a cluster that share a file system, a share of the sequences at a time.
+
+    A share whose worker is lost is taken up where it stopped by another one. The files are those of
+    :func:`record_dumps`, provided that workers compute alike.
+
+    Parameters
+    ----------
+    dumps, model, sequences, record, run
+        As for :func:`record_dumps`; workers find this folder, and all files, under the same names.
+    scheduler : str
+        Address of the scheduler.
+    shares : int, optional
+        Shares of each dump; by default one per worker.
+    overwrite, show
+        As for :func:`record_dumps`.
+
+    Raises
+    ------
+    PosstatsError
+        As :func:`record_dumps`; or if the scheduler does not answer or workers are lost again and again.
+    """
+    with connected(scheduler) as client:
+        n = shares or max(1, len(client.nthreads()))
+        job = partial(_record_share, Path.cwd(), n, (dumps, model, sequences, record, run), overwrite)
+        with progress("dump", n, unit="share", show=show) as bar:
+            for _ in side_by_side(job, range(1, n + 1)):
+                bar.update()
+    for path in dumps:
+        if parts_folder(path).is_dir():  # whoever was last was lost before the pieces were joined
+            from posstats.dumping.run.dump import join_dump
+
+            join_dump(path)
+
+
+def _record_share(folder: Path, shares: int, work: tuple[Any, ...], overwrite: bool, share: int) -> None:
+    # In the folder of the caller: a dump keeps the name of its model as it was given.
+    with _RECORDING, chdir(folder):
+        record_dumps(*work, overwrite=overwrite, shard=(share, shares), show=False)
+
+
+def estimate_dumps(
+    dumps: Mapping[Path, DumpConfig],
+    model: ModelConfig,
+    sequences: SequencesConfig,
+    record: RecordConfig,
+    run: RunConfig,
+    *,
+    overwrite: bool = False,
+    shard: tuple[int, int] | None = None,
+) -> dict[Path, Cost]:
+    """Say what :func:`record_dumps` would cost with the same arguments; nothing is recorded.
+
+    Parameters
+    ----------
+    dumps, model, sequences, record, run, overwrite, shard
+        As for :func:`record_dumps`.
+
+    Returns
+    -------
+    dict of Path to posstats.dumping.run.cost.Cost
+        By dump.
+
+    Raises
+    ------
+    PosstatsError
+        As :func:`record_dumps` does before it begins.
+    """
+    costs = {}
+    for path, loaded, drawn, options in _prepared(dumps, model, sequences, record, run):
+        from posstats.dumping.run.cost import estimate_cost
+
+        costs[path] = estimate_cost(loaded, drawn, path, **options, overwrite=overwrite, shard=shard)
+    return costs
+
+
+def _prepared(
+    dumps: Mapping[Path, DumpConfig],
+    model: ModelConfig,
+    sequences: SequencesConfig,
+    record: RecordConfig,
+    run: RunConfig,
+) -> Iterator[tuple[Path, Any, Any, dict[str, Any]]]:
+    """Of each dump its file, the model, which is loaded once, the sequences and the options of `posstats.dump`."""
+    check_positions("offset", record.offsets, sequences.length)  # before torch and the model are loaded
+    try:
+        from posstats.dumping.model.load import load_model, max_length
+        from posstats.dumping.model.variants import check_length, check_window
+    except ModuleNotFoundError as error:
+        raise InputError(
+            f"recording a dump needs {error.name}, which is not installed: install posstats[dump], or analyse dumps "
+            "that are there already by naming them"
+        ) from error
+    _check_memory(dumps, sequences, record)
+    loaded, tokenizer = load_model(
+        model.name,
+        dtype=model.dtype,
+        device=run.device,
+        revision=model.revision,
+        models_dir=run.models,
+        ntk_factor=model.ntk_factor,
+        sliding_window=model.sliding_window,
+        adapter=model.adapter,
+    )
+    check_length(sequences.length, max_length(loaded))
+    if model.sliding_window is not None:
+        check_window(loaded.config.get_text_config(), model.sliding_window, sequences.length)
+    if model.dtype in _LOGIT_ERRORS:
+        logger.info(
+            "%s rounds logits: on a small random model they were off by up to %g nats; float32 is the format to "
+            "measure in where the memory allows it",
+            model.dtype,
+            _LOGIT_ERRORS[model.dtype],
+        )
+    _tell_of_offsets(loaded, sequences.length, record.offsets)
+    for path, entry in dumps.items():
+        options = {
+            "conditions": entry.conditions or record.conditions,
+            "offsets": record.offsets,
+            "tokenizer": tokenizer,
+            "batch_size": run.batch_size,
+            "seed": record.seed,
+        }
+        drawn = _sequences(entry, sequences, tokenizer)
+        if drawn.documents >= MINIMUM_DOCUMENTS:  # with fewer there will be no dump
+            for note in few_documents_note(drawn.documents):
+                logger.warning("warning: %s: %s", path, note)
+        if BASELINE not in options["conditions"]:
+            logger.warning(
+                "warning: %s: without the condition %s nothing that compares with it can be computed, such as removal",
+                path,
+                BASELINE,
+            )
+        yield path, loaded, drawn, options
+
+
+def _check_memory(dumps: Mapping[Path, DumpConfig], design: SequencesConfig, record: RecordConfig) -> None:
+    """Refuse more tokens than the memory holds, before any is drawn."""
+    from posstats.dumping.run.memory import available_memory
+
+    conditions = max((len(entry.conditions or record.conditions) for entry in dumps.values()), default=1)
+    # 8 bytes a token: as drawn, as fed under each condition, and once more while these are put together; and a label.
+    each = 8 * design.length * (2 + 2 * conditions) + 200
+    free = available_memory()
+    if design.n * each > free:
+        raise InputError(
+            f"the tokens of {design.n} sequences take about {design.n * each / 1e9:.1f} GB of memory and "
+            f"{free / 1e9:.1f} GB are free: record at most {free // each} sequences of {design.length} tokens at once, "
+            "and several dumps with a seed each"
+        )
+
+
+def _tell_of_offsets(model: Any, length: int, offsets: tuple[int, ...]) -> None:
+    """Warn of offsets that no analysis will take."""
+    from posstats.dumping.model.variants import keys_of_late_queries
+    from posstats.dumping.recorder.structure import attention_window
+
+    keys = keys_of_late_queries(model.config.get_text_config(), length, attention_window(model))
+    beyond = [str(offset) for offset in offsets if offset >= keys and offset < length]
+    if beyond:
+        logger.warning(
+            "warning: offsets %s can be recorded but not analysed: some query of the second half of %d tokens sees "
+            "%d keys; choose offsets below %d (--offset, or offsets under [record])",
+            ", ".join(beyond),
+            length,
+            keys,
+            keys,
+        )
+
+
+def _sequences(entry: DumpConfig, design: SequencesConfig, tokenizer: Any) -> Any:
+    from posstats.dumping.inputs.sequences import random_sequences, text_sequences
+
+    options: dict[str, Any] = {"bos": design.bos, "bos_token": design.bos_token, "seed": design.seed}
+    if entry.source == "random":
+        return random_sequences(tokenizer, design.n, design.length, **options)
+    return text_sequences(tokenizer, entry.text, design.n, design.length, **options)

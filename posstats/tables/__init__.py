@@ -1,0 +1,1 @@
+"""Tables of results as CSV, Markdown and LaTeX, and the headline."""
