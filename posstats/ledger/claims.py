@@ -86,7 +86,8 @@ def claims(
     Notes
     -----
     Criteria and rules are fixed in :data:`posstats.results.verdicts.CRITERIA` and :mod:`posstats.ledger.evidence`;
-    docs/claims.md explains them. Models changed at inference time are compared with the model as trained, and the row says so.
+    docs/claims.md explains them. Models changed at inference time are compared with the model as trained, and the
+    row says so.
 
     Examples
     --------
