@@ -24,7 +24,7 @@ OFFSETS = (0, 1, 4)
 def bench():
     """The modules of the benchmark, which is no part of the installed package."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(Path(__file__).parents[1]))
+        patch.syspath_prepend(str(Path(__file__).parents[2]))
         names = ("harness", "eager", "estimators", "report", "study")
         yield SimpleNamespace(**{name: importlib.import_module(f"analyses.bench.{name}") for name in names})
 

@@ -209,7 +209,7 @@ class TestSameBytes:
     def test_killed_at_many_points_and_resumed(self, tmp_path):
         """20 kills at random steps towards the disk and 4 at random times, and three shards at once."""
         command = [sys.executable, "-m", "tests.killed", str(tmp_path), "0"]
-        root = Path(__file__).parents[1]
+        root = Path(__file__).parents[2]
         done = subprocess.run(
             command, cwd=root, capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}
         )

@@ -26,7 +26,7 @@ from posstats.study.config import AnalysesConfig, AnalysisConfig, InferenceConfi
 from posstats.tables.table import write_table
 from tests.processes import in_this_process
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 FILES = ("leakage_shares.py", "removal.py", "position_tests.py", "claims.py")
 QUESTIONS = [Path(name).stem for name in FILES]
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")

@@ -26,7 +26,7 @@ from posstats.study.config import AnalysesConfig, AnalysisConfig, InferenceConfi
 from posstats.study.recording import record_dumps
 from tests.processes import in_this_process
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 CONDITIONS = ["baseline", "bos=mean", "bos=zero", "shift=3"]
 FILES = ("leakage_shares.py", "magnitude.py", "removal.py", "position_tests.py", "controls.py")
 

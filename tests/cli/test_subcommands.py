@@ -313,7 +313,7 @@ class TestBench:
         command, options = called[0]
         assert command[1:] == ["-m", "analyses.bench", "--model", "smollm2-135m", "--out", str(tmp_path), "--quick",
                                "--part", "dump"]  # fmt: skip
-        assert options["cwd"] == Path(__file__).parents[1]
+        assert options["cwd"] == Path(__file__).parents[2]
 
     def test_says_how_long_it_takes_and_where_it_writes(self, run):
         said = " ".join(run("bench", "--help")[1].split())

@@ -8,7 +8,7 @@ import posstats as ps
 from posstats.errors import InputError
 from posstats.stats.inference.multiplicity import adjust
 from tests import brute
-from tests.test_estimates import DOCUMENTS, LENGTH, OFFSETS, logits
+from tests.estimators.test_leakage import DOCUMENTS, LENGTH, OFFSETS, logits
 
 pytestmark = pytest.mark.filterwarnings("ignore::posstats.errors.FewDocumentsWarning")
 TERMS = ("log_attention", "relative", "mask", "sink", "logit_drift", "denominator_drift")

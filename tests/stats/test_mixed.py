@@ -9,7 +9,7 @@ from scipy import stats
 from posstats.errors import DesignError, InputError, NumericalError
 from posstats.stats.inference.mixed import fit_mixed
 
-REFERENCES = Path(__file__).parent / "references"
+REFERENCES = Path(__file__).parents[1] / "references"
 
 
 @pytest.fixture

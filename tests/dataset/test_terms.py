@@ -7,7 +7,7 @@ import xarray as xr
 import posstats as ps
 from posstats.errors import DesignError, FewDocumentsWarning, InputError
 from tests import brute
-from tests.test_estimates import DOCUMENTS, OFFSETS, logits
+from tests.estimators.test_leakage import DOCUMENTS, OFFSETS, logits
 
 TERMS = ("relative", "mask", "sink", "logit_drift", "denominator_drift")
 

@@ -9,7 +9,7 @@ from posstats.estimators.model_level import model_level
 from posstats.stats.inference.mixed import fit_mixed
 from posstats.stats.synthetic.design import Effects, Noise
 from tests import brute
-from tests.test_estimates import LENGTH, OFFSETS
+from tests.estimators.test_leakage import LENGTH, OFFSETS
 
 pytestmark = pytest.mark.filterwarnings("ignore::posstats.errors.FewDocumentsWarning")
 DOCUMENTS = ["a", "b", "b", "c", "d", "e", "f", "g", "h"]

@@ -15,7 +15,7 @@ from posstats.tables.headline import headline_table
 from posstats.tables.table import table_of, to_text
 from tests import position0
 
-ANALYSES = Path(__file__).parents[1] / "analyses"
+ANALYSES = Path(__file__).parents[2] / "analyses"
 
 
 @pytest.fixture(scope="module")

@@ -168,12 +168,12 @@ def test_a_file_that_the_system_would_cut_off(path):
     before = path.read_bytes()
     code = (
         "import resource, sys; from posstats.errors import DumpError; from posstats.dataset.store import write_dump\n"
-        "from tests.test_store import example\n"
+        "from tests.dataset.test_store import example\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (2**14, resource.RLIM_INFINITY))\n"
         "try: write_dump(example(seed=1), sys.argv[1])\n"
         "except DumpError as error: print(error)\n"
     )
-    command, root = [sys.executable, "-c", code, str(path)], Path(__file__).parents[1]
+    command, root = [sys.executable, "-c", code, str(path)], Path(__file__).parents[2]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, f"cannot write {path}: File too large\n"), done.stderr
     assert path.read_bytes() == before

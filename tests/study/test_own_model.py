@@ -14,7 +14,7 @@ import posstats as ps
 from posstats.dataset.store import write_dump
 from tests import tiny
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")

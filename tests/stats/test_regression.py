@@ -10,7 +10,7 @@ from scipy import stats
 from posstats.errors import DesignError, InputError, NumericalError
 from posstats.stats.regression import fit_coefficients, fit_position, position_basis
 
-REFERENCES = Path(__file__).parent / "references"
+REFERENCES = Path(__file__).parents[1] / "references"
 OFFSETS = 3
 
 

@@ -19,7 +19,7 @@ from posstats.stats.inference.resample import (
 )
 from posstats.stats.inference.sign_flips import random_signs, sign_flip_test
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 N_DATASETS = 120
 
 

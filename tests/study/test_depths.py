@@ -13,7 +13,7 @@ from posstats.study.config import load_config
 from posstats.study.recording import estimate_dumps, record_dumps
 from tests import tiny
 
-DEFAULT = Path(__file__).parents[1] / "analyses" / "default.toml"
+DEFAULT = Path(__file__).parents[2] / "analyses" / "default.toml"
 
 
 @pytest.fixture(scope="module")

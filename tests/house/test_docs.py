@@ -30,7 +30,7 @@ from posstats.stats.synthetic.simulate import explicit_logits, record_logits
 from posstats.tables import table as tables
 from posstats.vocabulary import CONDITIONS, LOG_ATTENTION, RESIDUAL, TERMS, VARIABLES
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "posstats"
 DOCUMENTS = sorted(
     path.relative_to(ROOT).as_posix()

@@ -23,7 +23,7 @@ from tests import limited, position0, tiny
 
 distributed = pytest.importorskip("distributed")
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 OPTIONS = {"n_permutations": 99}
 ESTIMATORS = {
     "leakage": lambda ds: ps.leakage(ds, by=["head"], **OPTIONS),

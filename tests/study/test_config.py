@@ -9,7 +9,7 @@ from posstats.errors import InputError
 from posstats.study.config import SECTIONS, InferenceConfig, load_config, options
 from posstats.vocabulary import DEFAULT_LENGTH, DEFAULT_OFFSETS, DEFAULT_SEQUENCES
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 DEFAULT = ROOT / "analyses" / "default.toml"
 
 
