@@ -8,6 +8,7 @@ import xarray as xr
 from dask.local import get_sync
 
 from posstats.errors import DesignError, FewDocumentsWarning, InputError
+from posstats.stats.inference.documents import effective_documents
 from posstats.stats.pair_products.terms import decompose as decompose_layer
 from posstats.stats.pair_products.terms import lag_means
 from posstats.stats.pair_products.terms import reference as build_reference
@@ -196,19 +197,30 @@ def repeated_documents_note(data: xr.Dataset) -> tuple[str, ...]:
     return (f"{repeated} of {len(documents)} documents have the tokens of another: they are not independent",)
 
 
-def few_documents_note(n_documents: int) -> tuple[str, ...]:
-    """The note that few documents call for, if they are few."""
-    if n_documents >= FEW_DOCUMENTS:
+def document_settings(codes: np.ndarray) -> dict[str, object]:
+    """What a result says about its documents; their effective number too where they are unequally large."""
+    counts = np.bincount(codes)
+    settings: dict[str, object] = {"n_documents": len(counts), "n_sequences": len(codes)}
+    effective = effective_documents(counts)
+    return settings if effective == len(counts) else settings | {"effective_documents": round(effective, 1)}
+
+
+def few_documents_note(n_documents: int, effective: float | None = None) -> tuple[str, ...]:
+    """The note that few documents call for, if they, or their effective number, are few."""
+    if (n_documents if effective is None else effective) >= FEW_DOCUMENTS:
         return ()
-    return (f"only {n_documents} documents: intervals are reliable from {FEW_DOCUMENTS} documents on",)
+    few = f"only {n_documents} documents"
+    if effective not in (None, n_documents):
+        few = f"{n_documents} documents of unequal size count as {effective:.1f}"
+    return (f"{few}: intervals are reliable from {FEW_DOCUMENTS} documents on",)
 
 
-def few_documents(n_documents: int) -> tuple[str, ...]:
+def few_documents(n_documents: int, effective: float | None = None) -> tuple[str, ...]:
     """The same note, of which the user is warned.
 
     To be called by what a public function calls to prepare itself: the warning points at who called that.
     """
-    notes = few_documents_note(n_documents)
+    notes = few_documents_note(n_documents, effective)
     for note in notes:
         warnings.warn(note, FewDocumentsWarning, stacklevel=4)
     return notes

@@ -10,6 +10,7 @@ from posstats.dataset.terms import (
     analysable,
     check_offsets_visible,
     document_codes,
+    document_settings,
     few_documents,
     repeated_documents_note,
     select_condition,
@@ -17,6 +18,7 @@ from posstats.dataset.terms import (
 from posstats.errors import InputError
 from posstats.estimators.pair_products import Estimate, Inference, estimates, magnitude_bins, share_bins
 from posstats.results.base import LeakageResult, MagnitudeResult, RemovalResult, ShareResult
+from posstats.stats.inference.documents import effective_documents
 from posstats.stats.inference.multiplicity import adjust as adjust_p
 from posstats.stats.inference.resample import DEFAULT_METHODS
 from posstats.stats.pair_products.components import (
@@ -347,13 +349,9 @@ def prepare(
         adjust_p([], adjust)
     terms = analysable(data, offsets)
     check_offsets_visible(terms)
-    _, n_documents = document_codes(terms)
-    notes = few_documents(n_documents) + repeated_documents_note(terms)
-    settings: dict[str, object] = {
-        "n_documents": n_documents,
-        "n_sequences": terms.sizes["sequence"],
-        "offsets": tuple(terms.offset.values.tolist()),
-    }
+    codes, n_documents = document_codes(terms)
+    notes = few_documents(n_documents, effective_documents(np.bincount(codes))) + repeated_documents_note(terms)
+    settings = document_settings(codes) | {"offsets": tuple(terms.offset.values.tolist())}
     settings |= {} if adjust is None else {"adjustment": adjust}
     return terms, notes, settings
 

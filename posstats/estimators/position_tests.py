@@ -15,6 +15,7 @@ from posstats.errors import InputError
 from posstats.estimators.leakage import adjusted, prepare
 from posstats.execution.parallel import side_by_side
 from posstats.results.base import PositionResult
+from posstats.stats.inference.documents import leverage_note
 from posstats.stats.inference.resample import check_interval_options
 from posstats.stats.pair_products.components import LayerField, analysed_queries, by_row
 from posstats.stats.pair_products.terms import Array, Reference
@@ -40,8 +41,9 @@ def position_tests(
     """Regress every head's log attention, and each of its terms, on the query's position.
 
     ``y[n, i, d] = intercept[d] + slope * log2(i + 1) + error`` over the analysed queries, errors clustered by
-    document; and the same with a natural cubic spline (3 df) in log2(i + 1), tested jointly. Least squares is linear
-    in the response, so the slopes of the five terms add up to the slope of log attention.
+    document (CR2, with Bell and McCaffrey's degrees of freedom); and the same with a natural cubic spline (3 df) in
+    log2(i + 1), tested jointly (AHT). Least squares is linear in the response, so the slopes of the five terms add up
+    to the slope of log attention.
 
     Parameters
     ----------
@@ -49,13 +51,13 @@ def position_tests(
         Terms (:func:`posstats.decompose`) or a dump; every condition in it is tested.
     reference : {"estimated", "fixed"}
         Whether the standard errors of `mask`, `sink` and `denominator_drift` include that the stationary reference is
-        estimated from the same documents (delete-one pseudo-values), or take it as known. "fixed" equals
-        ``statsmodels`` OLS with clustered covariance for every term, up to the factor (n-1)/(n-K); the slopes of
-        `log_attention` and `logit_drift` do not involve the reference and equal it either way.
+        estimated from the same documents (delete-one pseudo-values), or take it as known: "fixed" is ordinary least
+        squares on the values of every term. The slopes of `log_attention` and `logit_drift` do not involve the
+        reference and are the same either way.
     offsets : sequence of int, optional
         Offsets in the regression; all of `data` if not given.
     level : float
-        Level of the interval of the slope, from t(G-1).
+        Level of the interval of the slope, from t(`df`).
     adjust : {"bh", "by", "holm"}
         Adjustment over the family: all heads of one condition and term.
 
@@ -75,7 +77,7 @@ def position_tests(
     Warns
     -----
     FewDocumentsWarning
-        With fewer than 24 documents.
+        With fewer than 24 documents, or an effective number below 24 where they are unequally large.
 
     Examples
     --------
@@ -91,10 +93,11 @@ def position_tests(
     terms, notes, settings = prepare(data, offsets, adjust)
     queries = analysed_queries(terms.sizes["query"], terms.offset.values)
     job = partial(_fits, queries=queries, reference=reference)
-    rows = []
+    rows, carried = [], []
     for condition in np.atleast_1d(terms.condition.values):
         fitted = side_by_side(job, field_blocks(select_condition(terms, condition)))
         for layer, fits in by_layer(fitted):
+            carried += [np.where(np.isnan(linear.p), np.nan, linear.leverage).ravel() for linear, _ in fits]
             heads = ((fit, at) for fit in fits for at in range(len(fit[0].coefficients)))
             for label, ((linear, spline), head) in zip(terms["head"].values.tolist(), heads, strict=True):
                 for k, term in enumerate(_TERMS):
@@ -106,7 +109,9 @@ def position_tests(
     # `relative` is constant in the query by construction: its slope is exactly 0 and there is nothing to test.
     table.loc[table.term == "relative", ["p", "spline_p"]] = np.nan
     table = adjusted(table, ["condition", "term"], adjust, {"p": "q", "spline_p": "spline_q"})
-    settings |= {"level": level, "reference": reference, "standard_errors": "clustered by document, t(G-1)"}
+    errors = "clustered by document (CR2), t with Bell and McCaffrey's degrees of freedom"
+    settings |= {"level": level, "reference": reference, "standard_errors": errors}
+    notes += leverage_note(np.concatenate(carried), "slopes")
     return PositionResult(table, settings, notes, partial(_model, terms, queries, reference))
 
 

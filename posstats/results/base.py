@@ -200,7 +200,7 @@ class PositionResult(Result):
     """Slope of each term on log2(i + 1), clustered by document, and the joint test of a natural spline.
 
     Columns added: `t`, `df`, `p`, `q` of the slope; `spline_f`, `spline_df1`, `spline_df2`, `spline_p`, `spline_q`
-    (Hotelling). `estimate` is in nats per doubling of position.
+    (approximate Hotelling). `estimate` is in nats per doubling of position.
 
     Attributes
     ----------

@@ -68,7 +68,7 @@ COLUMNS = {
     "baseline_magnitude": "residual-stream magnitude under the baseline, in nats squared",
     "baseline_q": "q-value of that magnitude; a removal is withheld unless it is below 1 - level",
     "t": "slope over its standard error",
-    "df": "degrees of freedom: documents - 1, or those of the contrast",
+    "df": "degrees of freedom: documents - 1, fewer where they are unequally large, or those of the contrast",
     "se_documents": "standard error over documents alone",
     "se_runs": "standard error over training runs alone, 0 where they were not replicated",
     "spline_f": "F statistic of the natural spline, all 3 coefficients jointly",

@@ -7,6 +7,12 @@ coefficients of its mean over offsets on the centred basis, the estimate is thei
 score is proportional to ``m_g (b_g - b)``, with ``b_g`` the mean over the ``m_g`` sequences of document g. The
 clustered test is therefore a one-sample test on per-document coefficients: a t test, and Hotelling's T-squared for all
 coefficients jointly; with equally many sequences per document it is exactly that.
+
+With unequal documents the covariance is CR2 (bias-reduced linearization: Bell & McCaffrey 2002, Survey Methodology 28,
+169; Pustejovsky & Tipton 2018, doi:10.1080/07350015.2016.1247004), unbiased where sequences are independent and alike.
+Its adjustment of a document is ``(I - H_gg)^(-1/2)``, H the hat matrix. Document g stacks the same design ``m_g``
+times, so with ``w_g = m_g / N`` the matrix ``H_gg`` is ``w_g`` times a projection that keeps the document's score, and
+the adjustment multiplies the score by ``(1 - w_g)^(-1/2)``: one number per document, for all heads and coefficients.
 """
 
 from dataclasses import dataclass
@@ -18,6 +24,7 @@ from scipy.interpolate import CubicSpline
 from statsmodels.regression.linear_model import OLS, RegressionResultsWrapper
 
 from posstats.errors import DesignError, InputError, NumericalError
+from posstats.stats.inference.documents import leverage
 from posstats.vocabulary import MINIMUM_DOCUMENTS
 
 #: Spread between documents below this multiple of the response's own size is rounding, not variation.
@@ -61,25 +68,27 @@ class PositionFit:
     coefficients : ndarray, (..., parameter)
         Least-squares estimates, in nats per unit of the basis.
     covariance : ndarray, (..., parameter, parameter)
-        Covariance clustered by document, with the factor G / (G - 1).
+        Covariance clustered by document (CR2).
     standard_errors, t : ndarray, (..., parameter)
         Clustered standard errors and t statistics. t is NaN where the documents do not differ beyond rounding.
-    df : int
-        Degrees of freedom of t: G - 1.
+    df : float
+        Degrees of freedom nu of t (:func:`clustered_df`): G - 1 with equally large documents.
     p : ndarray, (..., parameter)
-        Two-sided p-values from t(G - 1); NaN where t is.
+        Two-sided p-values from t(nu); NaN where t is.
     wald : ndarray, (...)
         ``b' V^-1 b`` over all coefficients: Hotelling's T-squared. NaN where the covariance is singular to rounding.
     f : ndarray, (...)
-        ``wald * (G - k) / (k * (G - 1))``, with k coefficients.
-    f_df : tuple of int
-        Degrees of freedom of f: (k, G - k).
+        ``wald * (nu - k + 1) / (k * nu)``, with k coefficients; NaN where wald is, or nu is at most k - 1.
+    f_df : tuple of (int, float)
+        Degrees of freedom of f: (k, nu - k + 1).
     f_p : ndarray, (...)
-        p-value of the joint test, from the upper tail of F(k, G - k).
+        p-value of the joint test, from the upper tail of F(k, nu - k + 1).
+    leverage : ndarray, (..., parameter)
+        Part of the sum over documents that one document carries (:func:`posstats.stats.inference.documents.leverage`).
     n_documents, n_sequences : int
         Number of clusters G and of sequences.
     n_degenerate : int
-        Number of joint tests that are NaN because there is no variation between documents to test against.
+        Number of joint tests that are NaN: the documents do not vary, or hardly more than one of them counts.
     """
 
     names: tuple[str, ...]
@@ -87,12 +96,13 @@ class PositionFit:
     covariance: NDArray[np.float64]
     standard_errors: NDArray[np.float64]
     t: NDArray[np.float64]
-    df: int
+    df: float
     p: NDArray[np.float64]
     wald: NDArray[np.float64]
     f: NDArray[np.float64]
-    f_df: tuple[int, int]
+    f_df: tuple[int, float]
     f_p: NDArray[np.float64]
+    leverage: NDArray[np.float64]
     n_documents: int
     n_sequences: int
     n_degenerate: int
@@ -201,9 +211,10 @@ def document_means(values: NDArray[np.float64], documents: ArrayLike) -> tuple[N
 def fit_position(response: ArrayLike, documents: ArrayLike, queries: ArrayLike, basis: str | Basis) -> PositionFit:
     """Regress each head's response on query position, with errors clustered by document.
 
-    Equals ordinary least squares on offset indicators and the basis, with ``cov_type="cluster"`` and t(G - 1). The
-    small-sample factor is G / (G - 1) ("CR1" in R's clubSandwich); statsmodels multiplies the covariance further by
-    (n - 1) / (n - K), with n rows and K columns. The joint test uses Hotelling's F(k, G - k), exact for normal
+    Equals ordinary least squares on offset indicators and the basis with R's clubSandwich: covariance "CR2",
+    Satterthwaite's (Bell and McCaffrey's) t, and the joint test "HTZ" (approximate Hotelling T-squared, AHT). With
+    equally large documents the covariance is that of ``cov_type="cluster"`` in statsmodels up to its factor
+    (n - 1) / (n - K), with n rows and K columns, and the joint test is Hotelling's F(k, G - k), exact for normal
     per-document coefficients, where statsmodels refers ``wald / k`` to F(k, G - 1). Linear in the response: the
     coefficients of terms that add up to log attention add up to the coefficients of log attention.
 
@@ -245,8 +256,8 @@ def fit_position(response: ArrayLike, documents: ArrayLike, queries: ArrayLike, 
     >>> noise = rng.normal(size=(12, 3, 40, 2))  # sequence, head, query, offset
     >>> response = 0.5 * np.log2(queries + 1)[:, None] + noise
     >>> fit = fit_position(response, documents=np.arange(12), queries=queries, basis="linear")
-    >>> fit.coefficients.shape, fit.df, bool((fit.p < 0.05).all())
-    ((3, 1), 11, True)
+    >>> fit.coefficients.shape, round(fit.df, 9), bool((fit.p < 0.05).all())
+    ((3, 1), 11.0, True)
     """
     design = position_basis(queries, basis) if isinstance(basis, str) else basis
     y = np.asarray(response)
@@ -275,8 +286,8 @@ def fit_coefficients(
 ) -> PositionFit:
     """Clustered tests of coefficients that are already reduced to one set per document.
 
-    ``b = sum_g m_g b_g / N`` and ``V = G / (G - 1) * sum_g m_g^2 (b_g - b)(b_g - b)' / N^2``, with ``m_g`` sequences in
-    document g and N in all. The values may be jackknife pseudo-values of any smooth statistic.
+    ``b = sum_g w_g b_g`` and ``V = sum_g w_g^2 / (1 - w_g) (b_g - b)(b_g - b)'``, with ``w_g = m_g / N``, ``m_g``
+    sequences in document g and N in all. The values may be jackknife pseudo-values of any smooth statistic.
 
     Parameters
     ----------
@@ -323,37 +334,65 @@ def fit_coefficients(
         )
     if not np.isfinite(b_g).all():
         raise NumericalError("coefficients per document must be finite")
-    weight = (m / m.sum()).reshape(-1, *[1] * (b_g.ndim - 1))
+    w = m / m.sum()
+    weight, adjustment = (one.reshape(-1, *[1] * (b_g.ndim - 1)) for one in (w, 1 / np.sqrt(1 - w)))
     b = (weight * b_g).sum(axis=0)
-    score = np.moveaxis((b_g - b) * weight, 0, -2)
-    covariance = n_documents / (n_documents - 1) * np.matmul(np.swapaxes(score, -1, -2), score)
+    score = np.moveaxis((b_g - b) * weight * adjustment, 0, -2)
+    covariance = np.matmul(np.swapaxes(score, -1, -2), score)
     standard_errors = np.sqrt(np.diagonal(covariance, axis1=-2, axis2=-1))
     varies = standard_errors > np.broadcast_to(rounding, standard_errors.shape)
     t = np.divide(b, standard_errors, out=np.full(b.shape, np.nan), where=varies)
     wald = _wald(b, covariance, standard_errors, varies.all(axis=-1))
-    f = wald * (n_documents - k) / (k * (n_documents - 1))
+    df = clustered_df(m)
+    f_df = df - k + 1
+    f = wald * f_df / (k * df) if f_df > 0 else np.full_like(wald, np.nan)
     return PositionFit(
         names=labels,
         coefficients=b,
         covariance=covariance,
         standard_errors=standard_errors,
         t=t,
-        df=n_documents - 1,
-        p=2 * stats.t.sf(np.abs(t), n_documents - 1),
+        df=df,
+        p=2 * stats.t.sf(np.abs(t), df),
         wald=wald,
         f=f,
-        f_df=(k, n_documents - k),
-        f_p=stats.f.sf(f, k, n_documents - k),
+        f_df=(k, f_df),
+        f_p=stats.f.sf(f, k, f_df),
+        leverage=leverage(weight * b_g),
         n_documents=n_documents,
         n_sequences=int(m.sum()),
-        n_degenerate=int(np.isnan(wald).sum()),
+        n_degenerate=int(np.isnan(f).sum()),
     )
 
 
-def fit_rows(response: ArrayLike, design: ArrayLike, documents: ArrayLike) -> RegressionResultsWrapper:
-    """Fit ordinary least squares row by row, with the covariance of :func:`fit_position` for all columns.
+def clustered_df(counts: ArrayLike) -> float:
+    """Return the degrees of freedom of a clustered test: Satterthwaite's, as Bell and McCaffrey (2002) have them.
 
-    ``statsmodels`` has no factor G / (G - 1) by itself: its own correction multiplies by (n - 1) / (n - K) too.
+    Those of a chi-squared variable with the mean and variance that ``V`` has if sequences are independent and alike,
+    ``nu = 1 / (sum_g w_g^2 + sum_{g != h} w_g^2 w_h^2 / ((1 - w_g) (1 - w_h)))``. Every sequence has the same design,
+    so nu is the same for every coefficient, and for Zhang's joint test of several (AHT).
+
+    Parameters
+    ----------
+    counts : array_like of int, (document,)
+        Sequences of each document, in proportion to ``w_g``.
+
+    Examples
+    --------
+    >>> round(clustered_df([2] * 24), 9), round(clustered_df([12] + [1] * 23), 2)
+    (23.0, 6.96)
+    """
+    w = np.asarray(counts, dtype=np.float64)
+    w = w / w.sum()
+    shared = w**2 / (1 - w)
+    return float(1 / ((w**2).sum() + shared.sum() ** 2 - (shared**2).sum()))
+
+
+def fit_rows(response: ArrayLike, design: ArrayLike, documents: ArrayLike) -> RegressionResultsWrapper:
+    """Fit ordinary least squares row by row, with covariance and degrees of freedom of :func:`fit_position`.
+
+    CR2 for all columns, which ``statsmodels`` does not have, in a results object of ``statsmodels``. Rows of different
+    sequences have the same design.
 
     Parameters
     ----------
@@ -367,7 +406,7 @@ def fit_rows(response: ArrayLike, design: ArrayLike, documents: ArrayLike) -> Re
     Returns
     -------
     statsmodels.regression.linear_model.RegressionResultsWrapper
-        Tests and intervals refer to t(G - 1).
+        Tests and intervals refer to t(nu), see :func:`clustered_df`. Joint tests of several columns have no AHT here.
 
     Examples
     --------
@@ -375,15 +414,19 @@ def fit_rows(response: ArrayLike, design: ArrayLike, documents: ArrayLike) -> Re
     >>> x, documents = np.tile([1.0, 2.0, 4.0], 6), np.repeat(np.arange(6), 3)
     >>> y = 2.0 + 0.1 * (1 + documents) * x
     >>> fit = fit_rows(y, np.column_stack([np.ones(18), x]), documents)
-    >>> fit.params.round(3), fit.bse.round(4), fit.df_resid_inference
-    (array([2.  , 0.35]), array([0.    , 0.0764]), 5)
+    >>> fit.params.round(3), fit.bse.round(4), round(fit.df_resid_inference, 9)
+    (array([2.  , 0.35]), array([0.    , 0.0764]), 5.0)
     """
-    labels, code = np.unique(np.asarray(documents), return_inverse=True)
-    plain = OLS(response, design).fit()
-    fit = plain.get_robustcov_results("cluster", use_t=True, groups=code, use_correction=False)
-    fit.cov_params_default *= labels.size / (labels.size - 1)
+    _, code, counts = np.unique(np.asarray(documents), return_inverse=True, return_counts=True)
+    fit = OLS(response, design).fit().get_robustcov_results("cluster", use_t=True, groups=code)
+    score = np.zeros((counts.size, fit.model.exog.shape[1]))
+    np.add.at(score, code, fit.model.exog * fit.resid[:, None])
+    score /= np.sqrt(1 - counts[:, None] / code.size)
+    fit.cov_params_default = fit.normalized_cov_params @ (score.T @ score) @ fit.normalized_cov_params
+    fit.df_resid_inference = clustered_df(counts)
     fit.cov_kwds["description"] = (
-        f"Standard Errors are robust to correlation within {labels.size} documents, with the factor G / (G - 1)"
+        f"Standard Errors are robust to correlation within {counts.size} documents (CR2); "
+        f"t has {fit.df_resid_inference:.1f} degrees of freedom (Bell and McCaffrey)."
     )
     return RegressionResultsWrapper(fit)
 

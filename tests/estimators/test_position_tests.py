@@ -1,14 +1,16 @@
-"""Position regressions equal statsmodels OLS with clustered covariance."""
+"""Position regressions equal statsmodels OLS, with a brute-force CR2 covariance clustered by document."""
 
 import numpy as np
 import pytest
 import statsmodels.api as sm
+from scipy import stats
 
 import posstats as ps
-from posstats.errors import InputError
+from posstats.errors import FewDocumentsWarning, InputError
 from posstats.stats.inference.multiplicity import adjust
 from tests import brute
 from tests.estimators.test_leakage import DOCUMENTS, LENGTH, OFFSETS, logits
+from tests.stats.test_regression import BruteCR2
 
 pytestmark = pytest.mark.filterwarnings("ignore::posstats.errors.FewDocumentsWarning")
 TERMS = ("log_attention", "relative", "mask", "sink", "logit_drift", "denominator_drift")
@@ -32,18 +34,16 @@ def test_slopes_equal_statsmodels(dump, term):
                     response.append(oracle.terms[term][n, layer, head, i, o])
                     design.append([*np.eye(len(OFFSETS))[o], np.log2(i + 1)])
                     groups.append(ord(document))
-        n, k, g = len(response), len(OFFSETS) + 1, len(set(DOCUMENTS))
-        fit = sm.OLS(response, np.array(design)).fit(cov_type="cluster", cov_kwds={"groups": groups}, use_t=True)
-        factor = np.sqrt((n - 1) / (n - k))  # statsmodels multiplies by (n-1)/(n-k) beside G/(G-1)
+        fit = sm.OLS(response, np.array(design)).fit()
+        brute_cr2 = BruteCR2(np.array(design), fit.resid, np.array(groups), np.eye(len(OFFSETS) + 1)[-1:])
         row = table.query("layer == @layer and head == @head and term == @term").iloc[0]
         assert row.estimate == pytest.approx(fit.params[-1], rel=1e-8, abs=1e-10)
-        assert row.se == pytest.approx(fit.bse[-1] / factor, rel=1e-8)
-        assert row.t == pytest.approx(fit.tvalues[-1] * factor, rel=1e-8)
-        assert row.df == g - 1
-        # p of the rescaled statistic, from the same t(G-1)
-        from scipy import stats
-
-        assert row.p == pytest.approx(2 * stats.t.sf(abs(fit.tvalues[-1] * factor), g - 1), rel=1e-8)
+        assert row.se == pytest.approx(np.sqrt(brute_cr2.covariance[0, 0]), rel=1e-8)
+        assert row.t == pytest.approx(fit.params[-1] / row.se, rel=1e-8)
+        assert row.df == pytest.approx(brute_cr2.df[0], rel=1e-8)
+        assert row.p == pytest.approx(2 * stats.t.sf(abs(row.t), row.df), rel=1e-8)
+        low, high = row.estimate + row.se * stats.t.ppf([0.025, 0.975], row.df)
+        assert (row.low, row.high) == pytest.approx((low, high), rel=1e-8)
 
 
 def test_estimated_reference_changes_only_the_terms_that_use_it(dump):
@@ -94,6 +94,36 @@ def test_known_slope_is_recovered():
         rows = table[table.term == term].sort_values("head")
         assert (np.abs(rows.estimate - truth) < 4 * rows.se).all()
     assert (table[table.term == "logit_drift"].q < 0.05).all()
+
+
+def unequal(counts, seed=0):
+    """A simulated dump with as many sequences per document."""
+    ds = ps.simulate(n=sum(counts), length=32, seed=seed).dataset
+    return ds.assign_coords(document=("sequence", np.repeat(np.arange(len(counts)), counts).astype(str)))
+
+
+def test_unequal_documents_are_counted_by_what_they_are_worth():
+    counts = [12] + [1] * 24
+    with pytest.warns(FewDocumentsWarning, match=r"25 documents of unequal size count as 7.7: .* from 24"):
+        result = ps.position_tests(unequal(counts))
+    assert result.settings["effective_documents"] == 7.7
+    assert any("count as 7.7" in note for note in result.notes)
+    assert (result.table.df < 8).all()
+    equal = ps.position_tests(unequal([1] * 25))
+    assert "effective_documents" not in equal.settings
+    assert not any("documents" in note for note in equal.notes)
+    np.testing.assert_allclose(equal.table.df, 24, rtol=1e-12)
+
+
+def test_a_document_that_carries_more_than_a_quarter_is_mentioned():
+    ds = unequal([1] * 25)
+    assert ps.position_tests(ds).notes == ()
+    odd = ds.copy(deep=True)
+    odd["logit"][:, 7, 0, 0] += 40 * np.log2(odd["query"] + 1)  # one head of one document, against all others
+    result = ps.position_tests(odd, reference="fixed")
+    (note,) = result.notes
+    tested = result.table.p.notna().sum()
+    assert f" in 2 of {tested} slopes, up to 0." in note  # log attention and logit drift
 
 
 def test_options_are_checked(dump):

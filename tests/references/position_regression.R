@@ -1,6 +1,6 @@
-# Reference values for tests/test_regression.py: ordinary least squares with standard errors clustered by document.
-# Made with R 4.2.2, sandwich 3.0-2, clubSandwich 0.5.8, by: Rscript position_regression.R
-suppressMessages({library(sandwich); library(clubSandwich); library(splines)})
+# Reference values for tests/stats/test_regression.py: ordinary least squares with CR2 clustered by document.
+# Made with R 4.2.2, clubSandwich 0.5.8, by: Rscript position_regression.R
+suppressMessages({library(clubSandwich); library(splines)})
 
 set.seed(20260601)
 documents <- rep(1:9, times = c(1, 2, 1, 3, 1, 2, 1, 1, 2))
@@ -30,21 +30,18 @@ for (model in c("linear", "spline")) {
   }
   keep <- 3:length(coef(fit))
   add(model, "none", "coefficient", to_ours %*% coef(fit)[keep])
-  covariances <- list(
-    "sandwich CR0" = vcovCL(fit, cluster = data$document, type = "HC0", cadjust = FALSE),
-    "sandwich G/(G-1)" = vcovCL(fit, cluster = data$document, type = "HC0", cadjust = TRUE),
-    "clubSandwich CR0" = vcovCR(fit, cluster = data$document, type = "CR0"),
-    "clubSandwich CR1" = vcovCR(fit, cluster = data$document, type = "CR1"))
-  for (name in names(covariances)) {
-    v <- to_ours %*% as.matrix(covariances[[name]])[keep, keep] %*% t(to_ours)
-    add(model, name, "covariance", v)
-  }
-  # Tests with clubSandwich: t(G-1) per coefficient of the linear model, F(k, G-1) on wald / k ("naive-F") for all.
-  cr1 <- covariances[["clubSandwich CR1"]]
-  add(model, "clubSandwich CR1", "naive F",
-      Wald_test(fit, constraints = constrain_zero(keep), vcov = cr1, test = "Naive-F")$Fstat)
+  cr2 <- vcovCR(fit, cluster = data$document, type = "CR2")
+  add(model, "CR2", "covariance", to_ours %*% as.matrix(cr2)[keep, keep] %*% t(to_ours))
+  # Bell-McCaffrey degrees of freedom per coefficient, as ours are written; AHT for all of them together.
+  constraints <- cbind(matrix(0, nrow(to_ours), 2), to_ours)
+  contrasts <- linear_contrast(fit, vcov = cr2, contrasts = constraints)
+  add(model, "CR2", "df", contrasts$df)
   if (model == "linear")
-    add(model, "clubSandwich CR1", "naive t p", coef_test(fit, vcov = cr1, test = "naive-t")$p_t[keep])
+    add(model, "CR2", "p", coef_test(fit, vcov = cr2, test = "Satterthwaite")$p_Satt[keep])
+  joint <- Wald_test(fit, constraints = constrain_zero(keep), vcov = cr2, test = "HTZ")
+  add(model, "CR2", "joint F", joint$Fstat)
+  add(model, "CR2", "joint df", joint$df_denom)
+  add(model, "CR2", "joint p", joint$p_val)
 }
 expected <- do.call(rbind, rows)
 expected$value <- format(expected$value, digits = 17, trim = TRUE)

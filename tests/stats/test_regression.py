@@ -8,7 +8,14 @@ from patsy import dmatrix
 from scipy import stats
 
 from posstats.errors import DesignError, InputError, NumericalError
-from posstats.stats.regression import fit_coefficients, fit_position, position_basis
+from posstats.stats.regression import (
+    clustered_df,
+    document_means,
+    fit_coefficients,
+    fit_position,
+    fit_rows,
+    position_basis,
+)
 
 REFERENCES = Path(__file__).parents[1] / "references"
 OFFSETS = 3
@@ -36,8 +43,9 @@ def statsmodels_fit(response, documents, basis):
 
 
 @pytest.mark.parametrize("kind", ["linear", "spline"])
-@pytest.mark.parametrize("documents", [np.arange(12), np.repeat([5, 3, 9, 1, 4, 7], [1, 4, 2, 1, 3, 2])])
+@pytest.mark.parametrize("documents", [np.arange(12), np.repeat([5, 3, 9, 1, 4, 7], 2)])
 def test_equals_statsmodels_row_by_row(kind, documents):
+    """Documents of the same size."""
     queries = np.arange(17, 60, 3)
     response = simulate(documents, queries, heads=(2, 2))
     basis = position_basis(queries, kind)
@@ -55,15 +63,89 @@ def test_equals_statsmodels_row_by_row(kind, documents):
         np.testing.assert_allclose(fit.t[head], t, rtol=1e-8)
         np.testing.assert_allclose(fit.p[head], 2 * stats.t.sf(np.abs(t), reference.df_resid_inference), rtol=1e-8)
         joint = reference.f_test(np.eye(first + k)[tested])
-        assert joint.df_denom == fit.df
+        assert fit.df == pytest.approx(joint.df_denom, rel=1e-12)
         np.testing.assert_allclose(fit.wald[head] / k, joint.fvalue * factor, rtol=1e-8)
         hotelling = joint.fvalue * factor * (fit.df + 1 - k) / fit.df
         np.testing.assert_allclose(fit.f[head], hotelling, rtol=1e-8)
         np.testing.assert_allclose(fit.f_p[head], stats.f.sf(hotelling, k, fit.df + 1 - k), rtol=1e-8)
 
 
+class BruteCR2:
+    """CR2 and its degrees of freedom for any design, with matrices of the size of the data.
+
+    Bell & McCaffrey (2002), Pustejovsky & Tipton (2018): the working model is independent errors of equal variance.
+    """
+
+    def __init__(self, x, residuals, groups, contrast):
+        bread = np.linalg.inv(x.T @ x)
+        keep = np.eye(len(x)) - x @ bread @ x.T
+        self.covariance, loadings = np.zeros((len(contrast), len(contrast))), []
+        for group in np.unique(groups):
+            mine = groups == group
+            values, axes = np.linalg.eigh(keep[np.ix_(mine, mine)])
+            adjustment = (axes / np.sqrt(values)) @ axes.T
+            estimating = adjustment @ x[mine] @ bread @ contrast.T  # (row of the group, coefficient)
+            score = residuals[mine] @ estimating
+            self.covariance += np.outer(score, score)
+            loadings.append(keep[:, mine] @ estimating)
+        loading = np.array(loadings)  # (group, row, coefficient): what is squared, as a function of the errors
+        self.df = [self._moments(loading[..., [k]])[0] for k in range(len(contrast))]
+        expected = np.einsum("grk,grl->kl", loading, loading)
+        values, axes = np.linalg.eigh(expected)
+        self.eta = self._moments(loading @ (axes / np.sqrt(values)) @ axes.T)[0]
+
+    @staticmethod
+    def _moments(loading):
+        """Zhang's degrees of freedom, q (q + 1) over the total variance of the elements, whose mean is the identity."""
+        q = loading.shape[-1]
+        loading = loading / np.sqrt((loading**2).sum() / q) if q == 1 else loading
+        products = np.einsum("grs,hrt->ghst", loading, loading)
+        total = np.einsum("ghss,ghtt->", products, products) + np.einsum("ghst,ghts->", products, products)
+        return q * (q + 1) / total, total
+
+
+UNEQUAL = [np.repeat(np.arange(6), [1, 4, 2, 1, 3, 2]), np.repeat(np.arange(8), [7, 1, 1, 1, 1, 1, 1, 1])]
+
+
 @pytest.mark.parametrize("kind", ["linear", "spline"])
-def test_equals_sandwich_and_clubsandwich_in_r(kind):
+@pytest.mark.parametrize("documents", UNEQUAL)
+def test_unequal_documents_equal_cr2_with_matrices_of_the_whole_data(kind, documents):
+    queries = np.arange(17, 60, 5)
+    response = simulate(documents, queries, heads=(2,))
+    basis = position_basis(queries, kind)
+    fit = fit_position(response, documents, queries, kind)
+    k = len(basis.names)
+    for head in range(2):
+        reference, first = statsmodels_fit(response[:, head], documents, basis)
+        groups = np.repeat(documents, queries.size * OFFSETS)
+        contrast = np.eye(first + k)[first:]
+        brute = BruteCR2(reference.model.exog, reference.resid, groups, contrast)
+        np.testing.assert_allclose(fit.coefficients[head], reference.params[first:], rtol=1e-8)
+        np.testing.assert_allclose(fit.covariance[head], brute.covariance, rtol=1e-8)
+        np.testing.assert_allclose(fit.df, brute.df, rtol=1e-8)
+        np.testing.assert_allclose(fit.f_df, (k, brute.eta - k + 1), rtol=1e-8)
+        np.testing.assert_allclose(fit.p[head], 2 * stats.t.sf(np.abs(fit.t[head]), brute.df), rtol=1e-8)
+        f = fit.wald[head] * (brute.eta - k + 1) / (brute.eta * k)
+        expected = stats.f.sf(f, k, brute.eta - k + 1)
+        np.testing.assert_allclose(fit.f_p[head], expected, rtol=1e-8)
+        rows = fit_rows(response[:, head].ravel(), reference.model.exog, groups)
+        whole = BruteCR2(reference.model.exog, reference.resid, groups, np.eye(first + k))
+        np.testing.assert_allclose(rows.cov_params(), whole.covariance, rtol=1e-7, atol=1e-14)
+        np.testing.assert_allclose(rows.df_resid_inference, whole.df, rtol=1e-8)
+
+
+def test_a_joint_test_of_more_coefficients_than_degrees_of_freedom_is_nan_and_counted():
+    """One document has nearly all sequences: 1.3 degrees of freedom cannot judge three coefficients."""
+    documents = np.repeat(np.arange(6), [30, 1, 1, 1, 1, 1])
+    fit = fit_position(simulate(documents, np.arange(17, 60), heads=(4,)), documents, np.arange(17, 60), "spline")
+    assert 1 < fit.df < 2
+    assert np.isfinite(fit.p).all()
+    assert np.isnan(fit.f_p).all()
+    assert fit.n_degenerate == 4
+
+
+@pytest.mark.parametrize("kind", ["linear", "spline"])
+def test_equals_clubsandwich_in_r(kind):
     data = pd.read_csv(REFERENCES / "position_regression_data.csv")
     expected = pd.read_csv(REFERENCES / "position_regression_expected.csv")
     expected = expected[expected["model"] == kind]
@@ -72,19 +154,17 @@ def test_equals_sandwich_and_clubsandwich_in_r(kind):
     documents = data["document"].to_numpy()[:: queries.size * offsets.size]
     fit = fit_position(response, documents, queries, kind)
 
-    def value(covariance, quantity):
-        chosen = expected[(expected["covariance"] == covariance) & (expected["quantity"] == quantity)]
-        return chosen.sort_values("parameter")["value"].to_numpy()
+    def value(quantity):
+        return expected[expected["quantity"] == quantity].sort_values("parameter")["value"].to_numpy()
 
-    np.testing.assert_allclose(fit.coefficients, value("none", "coefficient"), rtol=1e-9)
-    g = fit.n_documents
-    for name in ("clubSandwich CR1", "sandwich G/(G-1)"):
-        np.testing.assert_allclose(fit.covariance.ravel(), value(name, "covariance"), rtol=1e-9)
-    for name in ("clubSandwich CR0", "sandwich CR0"):
-        np.testing.assert_allclose(fit.covariance.ravel() * (g - 1) / g, value(name, "covariance"), rtol=1e-9)
-    np.testing.assert_allclose(fit.wald / len(fit.names), value("clubSandwich CR1", "naive F")[0], rtol=1e-9)
+    np.testing.assert_allclose(fit.coefficients, value("coefficient"), rtol=1e-9)
+    np.testing.assert_allclose(fit.covariance.ravel(), value("covariance"), rtol=1e-9)
+    np.testing.assert_allclose(fit.df, value("df"), rtol=1e-9)
+    np.testing.assert_allclose(fit.f, value("joint F")[0], rtol=1e-9)
+    np.testing.assert_allclose(fit.f_df[1], value("joint df")[0], rtol=1e-9)
+    np.testing.assert_allclose(fit.f_p, value("joint p")[0], rtol=1e-9)
     if kind == "linear":
-        np.testing.assert_allclose(fit.p, value("clubSandwich CR1", "naive t p"), rtol=1e-9)
+        np.testing.assert_allclose(fit.p, value("p"), rtol=1e-9)
 
 
 def test_one_sequence_per_document_is_a_one_sample_t_test_and_hotelling():
@@ -96,7 +176,7 @@ def test_one_sequence_per_document_is_a_one_sample_t_test_and_hotelling():
     np.testing.assert_allclose([linear.t[0], linear.p[0]], [reference.statistic, reference.pvalue], rtol=1e-9)
     np.testing.assert_allclose([linear.f, linear.f_p], [reference.statistic**2, reference.pvalue], rtol=1e-9)
     spline = fit_position(response, np.arange(10), queries, "spline")
-    assert spline.f_df == (3, 7)
+    np.testing.assert_allclose(spline.f_df, (3, 7), rtol=1e-12)
     x = position_basis(queries, "spline").values
     x = np.column_stack([np.ones(queries.size), x])
     b = np.linalg.lstsq(x, response.mean(axis=2).T, rcond=None)[0][1:]
@@ -147,6 +227,30 @@ def test_type_i_error(n_documents):
         fit = fit_position(response, documents, queries, kind)
         assert abs((fit.f_p <= 0.05).mean() - 0.05) <= band, kind
         assert (np.abs((fit.p <= 0.05).mean(axis=0) - 0.05) <= band).all(), kind
+
+
+@pytest.mark.parametrize("shared", [0.0, 0.3])
+@pytest.mark.parametrize("counts", [[12] + [1] * 23, [40, 20, 13, 10, 8, 7, 6, 5, 4, 3, 2, 1]])
+def test_type_i_error_with_unequal_documents(counts, shared):
+    """Sequences independent, and sharing their document's slope; CR1 with t(G - 1) rejects 0.07 to 0.13."""
+    documents, heads = np.repeat(np.arange(len(counts)), counts), 4000
+    rng = np.random.default_rng(len(counts))
+    slopes = rng.normal(size=(documents.size, heads, 1)) + shared * rng.normal(size=(len(counts), heads, 1))[documents]
+    by_document, sizes = document_means(slopes, documents)
+    rate = (fit_coefficients(by_document, sizes).p <= 0.05).mean()
+    assert 0.035 <= rate <= 0.065
+
+
+def test_degrees_of_freedom_are_those_of_the_covariance():
+    """Twice the squared mean of V over its variance, over draws of independent sequences."""
+    counts = np.array([12] + [1] * 12)
+    rng = np.random.default_rng(0)
+    by_document = rng.normal(size=(13, 200_000, 1)) / np.sqrt(counts)[:, None, None]
+    fit = fit_coefficients(by_document, counts)
+    v = fit.covariance[:, 0, 0]
+    assert v.mean() == pytest.approx(1 / counts.sum(), rel=0.01)  # unbiased
+    assert 2 * v.mean() ** 2 / v.var() == pytest.approx(clustered_df(counts), rel=0.03)
+    assert fit.df == clustered_df(counts)
 
 
 def test_sequences_taken_for_documents_would_reject_far_too_often():
