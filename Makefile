@@ -49,6 +49,7 @@ test: $(VENV)/.ready-test
 
 calibrate: $(VENV)/.ready
 	$(BIN)/python -m analyses.calibration --datasets $(DATASETS) --processes $(JOBS) --docs docs
+	$(BIN)/python -m analyses.calibration.clustered --processes $(JOBS) --docs docs
 
 bench: $(VENV)/.ready
 	$(BIN)/python -m analyses.bench $(if $(QUICK),--quick) $(if $(MODEL),--model "$(MODEL)")
