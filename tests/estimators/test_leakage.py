@@ -250,9 +250,11 @@ class TestRefusals:
             ps.leakage(dump.isel(sequence=[0, 1, 3, 4]))
 
     def test_few_documents_are_a_warning_in_the_table(self, dump):
-        with pytest.warns(FewDocumentsWarning, match="only 6 documents"):
+        with pytest.warns(FewDocumentsWarning, match=r"6 documents of unequal size count as 5\.4"):
             result = ps.leakage(dump, octaves=False, n_resamples=10)
-        assert "only 6 documents" in result.summary()
+        assert "6 documents of unequal size count as 5.4" in result.summary()
+        with pytest.warns(FewDocumentsWarning, match="only 6 documents"):
+            ps.leakage(dump.isel(sequence=[0, 1, 3, 4, 5, 6]), octaves=False, n_resamples=10)
 
     @pytest.mark.parametrize(
         ("options", "message"),
