@@ -17,7 +17,7 @@ from posstats.cli.app import app, main
 from posstats.cli.claims import ADJUSTMENTS
 from posstats.dataset.store import parts_folder, write_dump
 from posstats.errors import InputError
-from posstats.stats.inference.multiplicity import METHODS
+from posstats.stats.inference.options import METHODS
 from tests import tiny
 
 COMMANDS = ["models", "dump", "inspect", "analyze", "claims", "report", "simulate", "bench"]

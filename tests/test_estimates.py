@@ -8,7 +8,8 @@ import xarray as xr
 import posstats as ps
 from posstats.dataset.store import write_dump
 from posstats.errors import DesignError, FewDocumentsWarning, InputError, NumericalError
-from posstats.stats.inference.resample import INTERVAL_METHODS, document_weights
+from posstats.stats.inference.options import INTERVAL_METHODS
+from posstats.stats.inference.resample import document_weights
 from posstats.stats.pair_products.components import octave_bins
 from posstats.tables.headline import headline_table
 from tests import brute

@@ -13,8 +13,8 @@ from posstats.dataset.blocks import Block, by_layer, field_blocks
 from posstats.dataset.comparable import check_design, same_sequences
 from posstats.dataset.terms import document_codes, select_condition
 from posstats.errors import DesignError, InputError
-from posstats.estimators.leakage import adjusted, prepare
 from posstats.estimators.pair_products import EARLY, Bin, magnitude_bins, share_bins
+from posstats.estimators.rows import adjusted, prepare
 from posstats.execution.parallel import side_by_side
 from posstats.results.claims import ContrastResult
 from posstats.stats.contrast import (
@@ -29,7 +29,8 @@ from posstats.stats.contrast import (
     head_values,
     layer_sums,
 )
-from posstats.stats.inference.resample import DEFAULT_METHODS, check_interval_options, document_pairs
+from posstats.stats.inference.options import DEFAULT_METHODS, check_interval_options
+from posstats.stats.inference.resample import document_pairs
 from posstats.stats.inference.sign_flips import SignFlips, random_signs, sign_flip_test
 from posstats.stats.pair_products.components import SHARE_COMPONENTS, residual_statistics, share_statistics
 from posstats.stats.pair_products.terms import Array

@@ -13,13 +13,14 @@ from scipy.stats import t
 from posstats.dataset.blocks import Block, read
 from posstats.dataset.terms import check_offsets_visible, document_codes, few_documents, select_condition
 from posstats.errors import DesignError, InputError
-from posstats.estimators.leakage import adjusted
+from posstats.estimators.rows import adjusted
 from posstats.execution.parallel import side_by_side
 from posstats.results.decoding import DecodingResult, DiscriminationResult
 from posstats.stats.decoding import scores as kernels
 from posstats.stats.decoding.scores import FEATURE_SETS, Discriminability, Parts
 from posstats.stats.inference.multiplicity import adjust as adjust_p
-from posstats.stats.inference.resample import check_interval_options, interval
+from posstats.stats.inference.options import check_interval_options
+from posstats.stats.inference.resample import interval
 from posstats.stats.pair_products.components import analysed_queries
 from posstats.stats.pair_products.terms import Array
 

@@ -6,19 +6,12 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from posstats.dataset.terms import (
-    analysable,
-    check_offsets_visible,
-    document_codes,
-    few_documents,
-    repeated_documents_note,
-    select_condition,
-)
+from posstats.dataset.terms import select_condition
 from posstats.errors import InputError
-from posstats.estimators.pair_products import Estimate, Inference, estimates, magnitude_bins, share_bins
+from posstats.estimators.pair_products import Estimate, estimates, magnitude_bins, share_bins
+from posstats.estimators.rows import adjusted, conditions, ordered, prepare, withheld
 from posstats.results.base import LeakageResult, MagnitudeResult, RemovalResult, ShareResult
-from posstats.stats.inference.multiplicity import adjust as adjust_p
-from posstats.stats.inference.resample import DEFAULT_METHODS
+from posstats.stats.inference.options import DEFAULT_METHODS, Inference
 from posstats.stats.pair_products.components import (
     MAGNITUDE_COMPONENTS,
     SHARE_COMPONENTS,
@@ -34,8 +27,6 @@ _SHARE_TERMS = (*TERMS, RESIDUAL)
 #: Magnitudes with a calibrated test of their being 0.
 _TESTED_MAGNITUDES = [MAGNITUDE_COMPONENTS.index(name) for name in (LOG_ATTENTION, "logit_drift", RESIDUAL)]
 _RESIDUAL_COLUMNS = [SHARE_COMPONENTS.index(name) for name in RESIDUAL_TERMS]
-#: What float64 leaves of sums of order 1 that should vanish: a spread, or nats squared, up to it is rounding.
-_ROUNDING = 1e-12
 
 
 def leakage(
@@ -68,7 +59,7 @@ def leakage(
     offsets : sequence of int, optional
         Offsets summed over; all of `data` if not given.
     level, method, n_resamples, n_permutations, seed
-        See :class:`posstats.estimators.pair_products.Inference`; the method is by default the one
+        See :class:`posstats.stats.inference.options.Inference`; the method is by default the one
         whose measured coverage is best (docs/calibration.md). The resampling unit is the document.
     adjust : {"bh", "by", "holm"}
         Adjustment over the family of all rows of one condition and bin.
@@ -101,7 +92,7 @@ def leakage(
     inference = Inference(level, method or DEFAULT_METHODS["leakage"], n_resamples, n_permutations, seed)
     terms, notes, settings = prepare(data, offsets, adjust)
     rows = []
-    for condition, one in _conditions(terms):
+    for condition, one in conditions(terms):
         bins = share_bins(one, octaves)
         for cell in estimates([one], leakage_statistics, _leakage, bins=bins, by=by, inference=inference, squared=True):
             rows.append(_row(condition, cell, 0) | {"p": cell.absence_p[0]})
@@ -156,7 +147,7 @@ def shares(
     inference = Inference(level, method or DEFAULT_METHODS["share"], n_resamples, n_permutations, seed)
     terms, notes, settings = prepare(data, offsets, adjust)
     rows = []
-    for condition, one in _conditions(terms):
+    for condition, one in conditions(terms):
         bins = share_bins(one, octaves)
         for cell in estimates([one], share_statistics, _shares, bins=bins, by=by, inference=inference):
             for k, term in enumerate(_SHARE_TERMS):
@@ -164,12 +155,12 @@ def shares(
                 rows.append(row | {"leakage": cell.interval.estimate[0], "leakage_p": cell.absence_p[0]})
     table = pd.DataFrame(rows)
     table = adjusted(table, ["condition", "queries", "term"], adjust, {"leakage_p": "leakage_q"})
-    table = _withheld(table, table.leakage_q, table.leakage, level, "leakage is not significant")
+    table = withheld(table, table.leakage_q, table.leakage, level, "leakage is not significant")
     # The share of `relative` is 0 by construction, not by estimation: there is nothing to test.
     table.loc[table.term == "relative", "p"] = np.nan
     table = adjusted(table, ["condition", "queries", "term"], adjust, {"p": "q"})
     notes += inference.few_flips(table.groupby(["condition", "queries", "term"]).size().max())
-    return ShareResult(_ordered(table.drop(columns="leakage_p")), settings | inference.settings(), notes)
+    return ShareResult(ordered(table.drop(columns="leakage_p")), settings | inference.settings(), notes)
 
 
 def magnitude(
@@ -217,7 +208,7 @@ def magnitude(
     inference = Inference(level, method or DEFAULT_METHODS["magnitude"], n_resamples, n_permutations, seed)
     terms, notes, settings = prepare(data, offsets, adjust)
     rows = []
-    for condition, one in _conditions(terms):
+    for condition, one in conditions(terms):
         bins = magnitude_bins(one)
         for cell in estimates(
             [one],
@@ -235,7 +226,7 @@ def magnitude(
                 rows.append(_row(condition, cell, k) | {"term": term, "p": p})
     table = adjusted(pd.DataFrame(rows), ["condition", "queries", "term"], adjust, {"p": "q"})
     notes += inference.few_flips(table.groupby(["condition", "queries", "term"]).size().max())
-    return MagnitudeResult(_ordered(table), settings | inference.settings(), notes)
+    return MagnitudeResult(ordered(table), settings | inference.settings(), notes)
 
 
 def removal(
@@ -306,10 +297,10 @@ def removal(
     rows.sort(key=lambda row: names.index(str(row["condition"])))
     family = ["condition", "queries"]
     table = adjusted(pd.DataFrame(rows), family, adjust, {"baseline_p": "baseline_q"})
-    table = _withheld(table, table.baseline_q, table.baseline_magnitude, level, "nothing to remove at baseline")
+    table = withheld(table, table.baseline_q, table.baseline_magnitude, level, "nothing to remove at baseline")
     table = adjusted(table, family, adjust, {"p": "q"}).drop(columns="baseline_p")
     notes += inference.few_flips(table.groupby(family).size().max())
-    return RemovalResult(_ordered(table), settings | inference.settings() | {"baseline": baseline}, notes)
+    return RemovalResult(ordered(table), settings | inference.settings() | {"baseline": baseline}, notes)
 
 
 def _leakage(sums: Array) -> Array:
@@ -339,41 +330,6 @@ def _removal(sums: Array) -> Array:
     return np.concatenate([removed, residual], axis=-1)
 
 
-def prepare(
-    data: xr.Dataset, offsets: Sequence[int] | None, adjust: str | None
-) -> tuple[xr.Dataset, tuple[str, ...], dict[str, object]]:
-    """Terms, notes and settings shared by all estimates; every check that needs no computation happens here."""
-    if adjust is not None:
-        adjust_p([], adjust)
-    terms = analysable(data, offsets)
-    check_offsets_visible(terms)
-    _, n_documents = document_codes(terms)
-    notes = few_documents(n_documents) + repeated_documents_note(terms)
-    settings: dict[str, object] = {
-        "n_documents": n_documents,
-        "n_sequences": terms.sizes["sequence"],
-        "offsets": tuple(terms.offset.values.tolist()),
-    }
-    settings |= {} if adjust is None else {"adjustment": adjust}
-    return terms, notes, settings
-
-
-def _conditions(terms: xr.Dataset) -> list[tuple[str, xr.Dataset]]:
-    return [(str(name), select_condition(terms, name)) for name in np.atleast_1d(terms.condition.values)]
-
-
-def _withheld(table: pd.DataFrame, q: pd.Series, whole: pd.Series, level: float, why: str) -> pd.DataFrame:
-    """Withhold a ratio whose denominator is not significantly above 0, or its test where nothing varies; say so."""
-    weak = ~(q < 1 - level) | ~(whole > _ROUNDING)
-    table.loc[weak, ["estimate", "se", "low", "high", "p"]] = np.nan
-    point = ~weak & (table.se <= _ROUNDING) & (table.get("term", "") != "relative")
-    table.loc[point, "p"] = np.nan  # a division by rounding would make what is rounding the most significant of all
-    table["note"] = np.select(
-        [weak, point], [f"withheld: {why}", "documents do not differ beyond rounding: no test"], ""
-    )
-    return table
-
-
 def _row(condition: str, cell: Estimate, value: int) -> dict[str, object]:
     x = cell.interval
     return {
@@ -385,16 +341,3 @@ def _row(condition: str, cell: Estimate, value: int) -> dict[str, object]:
         "low": x.low[value],
         "high": x.high[value],
     }
-
-
-def adjusted(table: pd.DataFrame, family: list[str], method: str, columns: dict[str, str]) -> pd.DataFrame:
-    """Add q columns, adjusted within each family of rows."""
-    for p, q in columns.items():
-        table[q] = table.groupby(family, sort=False)[p].transform(lambda x: adjust_p(x.to_numpy(float), method).q)
-    return table
-
-
-def _ordered(table: pd.DataFrame) -> pd.DataFrame:
-    """Key columns first."""
-    first = [name for name in ("condition", "layer", "head", "queries", "term") if name in table]
-    return table[first + [name for name in table if name not in first]]

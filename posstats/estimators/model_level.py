@@ -12,19 +12,14 @@ from numpy.typing import NDArray
 from posstats.dataset.blocks import Block, by_layer, field_blocks
 from posstats.dataset.terms import select_condition
 from posstats.errors import DesignError, InputError, NumericalError
-from posstats.estimators.leakage import prepare
+from posstats.estimators.rows import prepare
 from posstats.execution.parallel import side_by_side
 from posstats.results.comparison import ModelLevelResult, ModelSlopeResult
 from posstats.stats.inference.mixed import fit_mixed
 from posstats.stats.inference.multiplicity import adjust as adjust_p
+from posstats.stats.inference.options import check_interval_options
 from posstats.stats.inference.replicates import sums_at
-from posstats.stats.inference.resample import (
-    check_interval_options,
-    corrected_error,
-    document_pairs,
-    jackknife_error,
-    leave_out_weights,
-)
+from posstats.stats.inference.resample import corrected_error, document_pairs, jackknife_error, leave_out_weights
 from posstats.stats.inference.sign_flips import SignFlips, random_signs, sign_flip_test
 from posstats.stats.pair_products.components import (
     SHARE_COMPONENTS,

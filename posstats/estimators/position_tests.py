@@ -11,10 +11,10 @@ from scipy import stats as sps
 from posstats.dataset.blocks import Block, by_layer, field_blocks
 from posstats.dataset.terms import select_condition
 from posstats.errors import InputError
-from posstats.estimators.leakage import adjusted, prepare
+from posstats.estimators.rows import adjusted, prepare
 from posstats.execution.parallel import side_by_side
 from posstats.results.base import PositionResult
-from posstats.stats.inference.resample import check_interval_options
+from posstats.stats.inference.options import check_interval_options
 from posstats.stats.pair_products.components import LayerField, analysed_queries, by_row
 from posstats.stats.pair_products.terms import Array
 from posstats.stats.pair_products.terms import reference as build_reference

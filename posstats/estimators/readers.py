@@ -14,15 +14,14 @@ from numpy.typing import NDArray
 from posstats.dataset.blocks import Block, by_layer, field_blocks
 from posstats.dataset.terms import analysable, check_offsets_visible, select_condition
 from posstats.errors import InputError
-from posstats.estimators.leakage import adjusted
-from posstats.estimators.pair_products import Inference
-from posstats.estimators.sinks import Documents, attention_on_position_0, require, tolerance_of
+from posstats.estimators.rows import Documents, adjusted, require, tolerance_of
+from posstats.estimators.sinks import attention_on_position_0
 from posstats.execution.parallel import side_by_side
 from posstats.results.position0 import ReaderResult
 from posstats.stats.earlier import SINK_EPSILON
 from posstats.stats.inference.multiplicity import adjust as adjust_p
+from posstats.stats.inference.options import DEFAULT_METHODS, Inference
 from posstats.stats.inference.replicates import Replicates
-from posstats.stats.inference.resample import DEFAULT_METHODS
 from posstats.stats.inference.sign_flips import SignFlips, random_signs, sign_flip_test
 from posstats.stats.pair_products.components import analysed_queries
 from posstats.stats.pair_products.terms import Array
@@ -69,7 +68,7 @@ def readers(
     offsets : sequence of int, optional
         Offsets averaged over; all of `data` if not given.
     level, method, n_resamples, n_permutations, seed
-        See :class:`posstats.estimators.pair_products.Inference`; by default the corrected jackknife, as for every pair
+        See :class:`posstats.stats.inference.options.Inference`; by default the corrected jackknife, as for every pair
         product. The resampling unit is the document, the same ones on both sides.
     adjust : {"bh", "by", "holm"}
         Adjustment over the family: the conditions of one quantity.

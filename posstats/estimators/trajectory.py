@@ -10,14 +10,14 @@ from numpy.typing import NDArray
 from posstats.dataset.blocks import read
 from posstats.dataset.terms import select_condition
 from posstats.errors import DesignError, InputError
-from posstats.estimators.leakage import adjusted
-from posstats.estimators.pair_products import Inference
-from posstats.estimators.sinks import Documents, attention_on_position_0, require, tolerance_of
+from posstats.estimators.rows import Documents, adjusted, require, tolerance_of
+from posstats.estimators.sinks import attention_on_position_0
 from posstats.results.position0 import IdentificationResult, TrajectoryResult
 from posstats.stats.decoding.identification import Grams, Identification, Identifier
 from posstats.stats.earlier import SINK_EPSILON
 from posstats.stats.inference.multiplicity import adjust as adjust_p
-from posstats.stats.inference.resample import DEFAULT_METHODS, Interval
+from posstats.stats.inference.options import DEFAULT_METHODS, Inference
+from posstats.stats.inference.resample import Interval
 from posstats.stats.position0 import pair_mean_at, relative_distances
 
 #: Conditions in which few first tokens are repeated over many documents.
@@ -62,7 +62,7 @@ def trajectory(
     n_folds : int
         Folds of the cross-validation, at least 3; documents are kept whole.
     level, method, n_resamples, seed
-        See :class:`posstats.estimators.pair_products.Inference`; by default the corrected jackknife, distances being
+        See :class:`posstats.stats.inference.options.Inference`; by default the corrected jackknife, distances being
         means over pairs. The resampling unit is the document.
     n_permutations : int
         Permutations of the first tokens over documents.

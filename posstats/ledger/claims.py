@@ -13,12 +13,11 @@ from posstats.dataset.comparable import declared_windows, model_kind, model_of
 from posstats.dataset.terms import document_codes, few_documents_note, repeated_documents_note
 from posstats.errors import DesignError, FewDocumentsWarning, InputError
 from posstats.estimators.contrast import METHODS, Side, contrast
-from posstats.estimators.leakage import adjusted
-from posstats.estimators.pair_products import Inference
+from posstats.estimators.rows import adjusted
 from posstats.ledger.evidence import QUESTIONS, require_dump
 from posstats.results.claims import ClaimsResult
 from posstats.results.verdicts import CRITERIA, SUPPORTED, WHOLE, Evidence, Rule, combined
-from posstats.stats.inference.resample import DEFAULT_METHODS
+from posstats.stats.inference.options import DEFAULT_METHODS, Inference
 from posstats.study.config import InferenceConfig
 from posstats.vocabulary import RESIDUAL, TRAINED, VARIANT
 

@@ -159,9 +159,8 @@ class InferenceConfig:
 
     def __post_init__(self) -> None:
         # Here, not above: the command line's help has options from this module, and should not wait for statistics.
-        from posstats.estimators.pair_products import Inference
         from posstats.stats.inference.multiplicity import adjust as adjust_p
-        from posstats.stats.inference.resample import DEFAULT_METHOD
+        from posstats.stats.inference.options import DEFAULT_METHOD, Inference
 
         Inference(self.level, self.method or DEFAULT_METHOD, self.n_resamples, self.n_permutations, self.seed)
         adjust_p([], self.adjust)

@@ -17,7 +17,7 @@ from posstats.results.cells import View, column_cells, in_order, interval_cells,
 from posstats.results.claims import ClaimsResult, ContrastResult
 from posstats.results.comparison import ModelLevelResult, ModelSlopeResult
 from posstats.results.decoding import DecodingResult, DiscriminationResult
-from posstats.stats.inference.resample import INTERVAL_METHODS
+from posstats.stats.inference.options import INTERVAL_METHODS
 from posstats.tables.latex import tex, tex_number, tex_text
 
 _FAMILIES = {
