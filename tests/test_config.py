@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from posstats.errors import InputError
-from posstats.study.config import SECTIONS, InferenceConfig, load_config, options
+from posstats.stats.inference.options import Inference
+from posstats.study.config import SECTIONS, load_config, options
 from posstats.vocabulary import DEFAULT_LENGTH, DEFAULT_OFFSETS, DEFAULT_SEQUENCES
 
 ROOT = Path(__file__).parents[1]
@@ -43,7 +44,7 @@ def test_the_default_configuration_is_the_default_design():
     assert config.sequences.length == DEFAULT_LENGTH
     assert config.record.offsets == DEFAULT_OFFSETS
     assert set(config.dumps) == {"random", "text"}
-    assert config.inference == InferenceConfig()
+    assert config.inference == Inference()
     assert all((DEFAULT.parent / name).is_file() for name in config.analyses.files)
 
 

@@ -14,7 +14,7 @@ import xarray as xr
 
 from posstats.dataset.blocks import Block, field_blocks
 from posstats.dataset.terms import document_codes
-from posstats.errors import DesignError, InputError
+from posstats.errors import DesignError
 from posstats.execution.parallel import side_by_side
 from posstats.stats.inference.options import Inference
 from posstats.stats.inference.resample import (
@@ -97,15 +97,6 @@ class Estimate:
     absence_p: Array
 
 
-def check_by(by: Sequence[str]) -> tuple[str, ...]:
-    """Validate grouping dimensions: a subset of layer and head, in that order."""
-    by = (by,) if isinstance(by, str) else tuple(by)
-    unknown = sorted(set(by) - {"layer", "head"})
-    if unknown:
-        raise InputError(f"Cannot group by {', '.join(unknown)}; by= takes any of 'layer' and 'head'.")
-    return tuple(dim for dim in ("layer", "head") if dim in by)
-
-
 @dataclass(slots=True)
 class _Sums:
     """Components summed over the heads of a group, (..., source, component), and the products that are tested."""
@@ -159,7 +150,6 @@ def estimates(
     Estimate
         Per group, then per bin.
     """
-    by = check_by(by)
     _check_paired(sources)
     _, n_documents = document_codes(sources[0])
     resampling = _Resampling.of(inference, n_documents)

@@ -1,6 +1,5 @@
 """Rows of a result: what every estimator prepares, withholds, adjusts and says about its documents."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,15 +7,14 @@ import pandas as pd
 import xarray as xr
 from numpy.typing import NDArray
 
+from posstats.dataset.door import whole_recording
 from posstats.dataset.terms import (
-    analysable,
     check_offsets_visible,
     document_codes,
     few_documents,
     repeated_documents_note,
     select_condition,
 )
-from posstats.errors import InputError
 from posstats.stats.inference.multiplicity import adjust as adjust_p
 from posstats.stats.inference.options import Inference
 from posstats.stats.inference.replicates import Replicates, mean_at
@@ -24,9 +22,6 @@ from posstats.stats.inference.resample import Interval
 from posstats.stats.pair_products.components import document_sums
 from posstats.stats.pair_products.terms import Array
 
-#: What rounding may do, per number format of the model: to a trajectory (relative), to an attention, and to terms in
-#: nats (docs/method.md, section 7).
-TOLERANCES = {"float64": 1e-9, "float32": 1e-4, "float16": 1e-2, "bfloat16": 8e-2}
 #: What float64 leaves of numbers of order 1 that should vanish: spreads, standard errors, nats squared up to it are
 #: rounding.
 ROUNDING = 1e-12
@@ -34,12 +29,10 @@ NUMBERS = ("estimate", "se", "low", "high", "p")
 
 
 def prepare(
-    data: xr.Dataset, offsets: Sequence[int] | None, adjust: str | None
+    data: object, offsets: object, inference: Inference
 ) -> tuple[xr.Dataset, tuple[str, ...], dict[str, object]]:
     """Terms, notes and settings shared by all estimates; every check that needs no computation happens here."""
-    if adjust is not None:
-        adjust_p([], adjust)
-    terms = analysable(data, offsets)
+    terms = whole_recording(data, offsets)
     check_offsets_visible(terms)
     _, n_documents = document_codes(terms)
     notes = few_documents(n_documents) + repeated_documents_note(terms)
@@ -47,8 +40,8 @@ def prepare(
         "n_documents": n_documents,
         "n_sequences": terms.sizes["sequence"],
         "offsets": tuple(terms.offset.values.tolist()),
+        "adjustment": inference.adjust,
     }
-    settings |= {} if adjust is None else {"adjustment": adjust}
     return terms, notes, settings
 
 
@@ -57,9 +50,9 @@ def conditions(terms: xr.Dataset) -> list[tuple[str, xr.Dataset]]:
     return [(str(name), select_condition(terms, name)) for name in np.atleast_1d(terms.condition.values)]
 
 
-def withheld(table: pd.DataFrame, q: pd.Series, whole: pd.Series, level: float, why: str) -> pd.DataFrame:
+def withheld(table: pd.DataFrame, q: pd.Series, whole: pd.Series, inference: Inference, why: str) -> pd.DataFrame:
     """Withhold a ratio whose denominator is not significantly above 0, or its test where nothing varies; say so."""
-    weak = ~(q < 1 - level) | ~(whole > ROUNDING)
+    weak = ~(q < 1 - inference.level) | ~(whole > ROUNDING)
     table.loc[weak, ["estimate", "se", "low", "high", "p"]] = np.nan
     point = ~weak & (table.se <= ROUNDING) & (table.get("term", "") != "relative")
     table.loc[point, "p"] = np.nan  # a division by rounding would make what is rounding the most significant of all
@@ -69,10 +62,12 @@ def withheld(table: pd.DataFrame, q: pd.Series, whole: pd.Series, level: float, 
     return table
 
 
-def adjusted(table: pd.DataFrame, family: list[str], method: str, columns: dict[str, str]) -> pd.DataFrame:
+def adjusted(table: pd.DataFrame, family: list[str], inference: Inference, columns: dict[str, str]) -> pd.DataFrame:
     """Add q columns, adjusted within each family of rows."""
     for p, q in columns.items():
-        table[q] = table.groupby(family, sort=False)[p].transform(lambda x: adjust_p(x.to_numpy(float), method).q)
+        table[q] = table.groupby(family, sort=False)[p].transform(
+            lambda x: adjust_p(x.to_numpy(float), inference.adjust).q
+        )
     return table
 
 
@@ -80,23 +75,6 @@ def ordered(table: pd.DataFrame) -> pd.DataFrame:
     """Key columns first."""
     first = [name for name in ("condition", "layer", "head", "queries", "term") if name in table]
     return table[first + [name for name in table if name not in first]]
-
-
-def require(data: xr.Dataset, names: Sequence[str], what: str) -> None:
-    """Raise InputError where a dataset lacks variables."""
-    if missing := [name for name in names if name not in data]:
-        raise InputError(
-            f"{what}, and this dataset lacks {', '.join(missing)}. Pass what open_dump(path) returns, not terms; a "
-            "dump of an earlier version must be dumped again."
-        )
-
-
-def tolerance_of(data: xr.Dataset) -> tuple[str, float]:
-    """Number format of the model behind a dump, and what rounding may do in it (:data:`TOLERANCES`)."""
-    dtype = str(data.attrs.get("dtype", data.sink_logit.dtype))
-    if dtype not in TOLERANCES:
-        raise InputError(f"the dump says its model computed in {dtype!r}, not in one of {', '.join(TOLERANCES)}")
-    return dtype, TOLERANCES[dtype]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,25 +6,27 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
+from posstats.arguments import fraction
 from posstats.dataset.blocks import Block, by_layer, head_blocks, read
+from posstats.dataset.door import tolerance_of, whole_dump
+from posstats.dataset.parameters import explained
 from posstats.dataset.terms import select_condition
-from posstats.errors import DesignError, InputError
-from posstats.estimators.rows import NUMBERS, Documents, adjusted, require, tolerance_of
+from posstats.errors import DesignError
+from posstats.estimators.rows import NUMBERS, Documents, adjusted
 from posstats.execution.parallel import side_by_side
 from posstats.results.position0 import SinkContrastResult, SinkResult
 from posstats.stats.earlier import SINK_EPSILON
-from posstats.stats.inference.multiplicity import adjust as adjust_p
-from posstats.stats.inference.options import DEFAULT_METHODS, Inference
+from posstats.stats.inference.options import Inference
 from posstats.stats.inference.replicates import ratio_at
 from posstats.stats.pair_products.terms import Array
 from posstats.stats.position0 import FIRST_SINK_QUERY, late_attention, queries_that_see_position_0
 from posstats.vocabulary import BASELINE
 
-_NEEDED = ("sink_logit", "log_denominator_rest", "visible_keys", "sink_output_fraction")
 _NORMS = ("sink_value_norm", "value_norm")
 _ANCHORS = ("anchor_attention", "anchor_sink_attention")
 
 
+@explained
 def sinks(
     data: xr.Dataset,
     *,
@@ -43,15 +45,14 @@ def sinks(
 
     Parameters
     ----------
-    data : xarray.Dataset
-        A dump (:func:`posstats.open_dump`), not terms; every condition in it is estimated.
-    epsilon : float
-        Threshold; 0.3 is that of Gu et al.
-    level, method, n_resamples, seed
-        See :class:`posstats.stats.inference.options.Inference`; the default method is the jackknife, as for any
-        mean. The resampling unit is the document.
-    adjust : {"bh", "by", "holm"}
-        Adjustment over the family: all heads of one condition; for the contrasts, all conditions of one contrast.
+    %(dump)s
+    %(epsilon)s
+    %(level)s
+    %(method)s
+    %(n_resamples)s
+    %(seed)s
+    %(adjust)s
+        The family is all heads of one condition; for the contrasts, all conditions of one contrast.
 
     Returns
     -------
@@ -100,27 +101,25 @@ def sinks(
     >>> int(result.table.sink_reading.sum())  # position 0 takes little more than its share there
     0
     """
-    adjust_p([], adjust)
-    if not 0 < epsilon < 1:
-        raise InputError(f"epsilon must lie between 0 and 1, not {epsilon}.")
-    inference = Inference(level, method or DEFAULT_METHODS["slope"], n_resamples, seed=seed)
-    require(data, _NEEDED, "Sinks read a dump")
+    inference = Inference(level, method, n_resamples, adjust=adjust, seed=seed).of("slope")
+    epsilon = fraction("epsilon", epsilon)
+    data = whole_dump(data, ("sink_output_fraction",), "Sinks read a dump")
     design = Documents.of(data, inference)
     conditions = [str(name) for name in np.atleast_1d(data.condition.values)]
     if any(name.startswith("bos@") for name in conditions):
-        require(data, _ANCHORS, "Conditions bos@P are compared by what the BOS token at P gets")
+        data = whole_dump(data, _ANCHORS, "Conditions bos@P are compared by what the BOS token at P gets")
     rows: list[dict[str, object]] = []
     attention: dict[str, Array] = {}
     for name in conditions:
         one = select_condition(data, name)
         attention[name] = design.sums(attention_on_position_0(one))
         rows += _head_rows(one, name, attention[name], design, epsilon)
-    table = adjusted(pd.DataFrame(rows), ["condition"], adjust, {"p": "q"})
-    table["sink_reading"] = (table.estimate > epsilon) & (table.q < 1 - level)
-    notes, settings = design.notes, design.settings | {"sink_epsilon": epsilon, "adjustment": adjust}
+    table = adjusted(pd.DataFrame(rows), ["condition"], inference, {"p": "q"})
+    table["sink_reading"] = (table.estimate > epsilon) & (table.q < 1 - inference.level)
+    notes, settings = design.notes, design.settings | {"sink_epsilon": epsilon, "adjustment": inference.adjust}
     if not set(_NORMS) <= set(data):
         notes = (*notes, "this dump holds no value norms: value_norm_ratio is not known")
-    contrasts = adjusted(_contrasts(data, attention, design, epsilon), ["contrast"], adjust, {"p": "q"})
+    contrasts = adjusted(_contrasts(data, attention, design, epsilon), ["contrast"], inference, {"p": "q"})
     order = ["condition", "layer", "head", "estimate", "se", "low", "high", "p", "q", "sink_reading"]
     return SinkResult(
         table[[*order, *(name for name in table if name not in order)]],

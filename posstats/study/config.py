@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from posstats.errors import InputError
+from posstats.stats.inference.options import Inference
 from posstats.study.naming import model_label, one_spelling, own_folder, place_label, plain
 from posstats.study.sections import (
     SOURCES,
     AnalysesConfig,
     DumpConfig,
-    InferenceConfig,
     ModelConfig,
     RecordConfig,
     RunConfig,
@@ -27,7 +27,7 @@ from posstats.study.strict import merged, section, table
 from posstats.vocabulary import BASELINE
 
 __all__ = [
-    "SECTIONS", "SOURCES", "AnalysesConfig", "AnalysisConfig", "DumpConfig", "InferenceConfig", "ModelConfig",
+    "SECTIONS", "SOURCES", "AnalysesConfig", "AnalysisConfig", "DumpConfig", "ModelConfig",
     "RecordConfig", "RunConfig", "SequencesConfig", "load_config", "options", "profiles",
 ]  # fmt: skip
 
@@ -50,7 +50,7 @@ class AnalysisConfig:
     sequences: SequencesConfig = field(default_factory=SequencesConfig)
     dumps: dict[str, DumpConfig] = field(default_factory=dict)
     record: RecordConfig = field(default_factory=RecordConfig)
-    inference: InferenceConfig = field(default_factory=InferenceConfig)
+    inference: Inference = field(default_factory=Inference)
     analyses: AnalysesConfig = field(default_factory=AnalysesConfig)
     run: RunConfig = field(default_factory=RunConfig)
     folder: Path = Path()
@@ -81,7 +81,7 @@ SECTIONS: dict[str, type] = {
     "sequences": SequencesConfig,
     "dumps": DumpConfig,
     "record": RecordConfig,
-    "inference": InferenceConfig,
+    "inference": Inference,
     "analyses": AnalysesConfig,
     "run": RunConfig,
 }

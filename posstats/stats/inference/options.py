@@ -3,9 +3,10 @@
 Neither numpy nor scipy is imported here: the command line has options from this module, and its help should not wait.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
-from posstats.errors import InputError
+from posstats.arguments import choice, fraction, whole_number
 
 #: Interval methods: name -> what it does.
 INTERVAL_METHODS = {
@@ -35,40 +36,62 @@ JACKKNIFES = ("jackknife", "corrected_jackknife")
 METHODS = ("bh", "by", "holm")
 
 
+#: Most resamples and sign flips: more would not fit into memory, and no result needs them.
+MOST_DRAWS = 1_000_000
+
+
 @dataclass(frozen=True, slots=True)
 class Inference:
-    """How estimates are resampled and tested.
+    """How estimates are resampled and tested. The resampling unit is the document.
 
     Attributes
     ----------
     level : float
-        Confidence level.
-    method : str
-        Interval method, one of :data:`posstats.stats.inference.options.INTERVAL_METHODS`.
+        Confidence level of intervals, between 0 and 1. Withheld are estimates without significance at ``1 - level``.
+    method : str, optional
+        Interval method: corrected_jackknife, studentized, jackknife, bca, expanded, percentile or basic; for each
+        estimand the one with the best measured coverage (docs/calibration.md), if not given.
     n_resamples : int
-        Bootstrap replicates; the jackknifes need none.
+        Bootstrap replicates, 1 to 1,000,000; a jackknife needs none.
     n_permutations : int
-        Sign flips of the leakage test.
+        Sign flips (permutations) of a test, 1 to 1,000,000.
+    adjust : {"bh", "by", "holm"}
+        Adjustment of p-values over a family: Benjamini-Hochberg, Benjamini-Yekutieli or Holm.
     seed : int
-        One seed gives one result.
+        Seed of replicates, sign flips and folds, 0 to 2**64 - 1; one seed gives one result.
     """
 
     level: float = 0.95
-    method: str = DEFAULT_METHOD
+    method: str | None = None
     n_resamples: int = 2000
     n_permutations: int = 9999
+    adjust: str = "bh"
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_interval_options(self.method, self.level)
-        for name in ("n_resamples", "n_permutations"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} must be at least 1, not {getattr(self, name)}.")
-        if self.seed < 0:
-            raise InputError(f"seed must not be negative, not {self.seed}.")
+        checked: dict[str, object] = {
+            "level": fraction("level", self.level),
+            "method": None if self.method is None else choice("method", self.method, INTERVAL_METHODS),
+            "adjust": choice("adjust", self.adjust, METHODS),
+            "seed": whole_number("seed", self.seed, 0, 2**64 - 1),
+        }
+        checked |= {
+            name: whole_number(name, getattr(self, name), 1, MOST_DRAWS) for name in ("n_resamples", "n_permutations")
+        }
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
+
+    def of(self, estimand: str) -> "Inference":
+        """Return the same with the default method of an estimand (:data:`DEFAULT_METHODS`) where none was given."""
+        return replace(self, method=self.method or DEFAULT_METHODS[estimand])
+
+    def options(self, *without: str) -> dict[str, Any]:
+        """Return keyword arguments of estimators; some have no use for all of them."""
+        options = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in without}
+        return {name: value for name, value in options.items() if value is not None}
 
     def settings(self) -> dict[str, object]:
-        """What a result says about its intervals."""
+        """Return what a result says about its intervals."""
         replicates = {} if self.method in JACKKNIFES else {"n_resamples": self.n_resamples}
         return {
             "level": self.level,
@@ -80,18 +103,10 @@ class Inference:
         }
 
     def few_flips(self, family: int) -> tuple[str, ...]:
-        """A note where a family of tests is so large that one alone could never be significant."""
+        """Return a note where a family of tests is so large that a single test could never be significant."""
         if family <= (1 - self.level) * (self.n_permutations + 1):
             return ()
         return (
             f"{self.n_permutations} sign flips cannot make a single one of {family} tests significant; "
             f"n_permutations of {20 * family} or more would",
         )
-
-
-def check_interval_options(method: str, level: float) -> None:
-    """Raise InputError unless the interval method is known and the level lies in (0, 1)."""
-    if method not in INTERVAL_METHODS:
-        raise InputError(f"Unknown interval method {method!r}; choose one of {', '.join(INTERVAL_METHODS)}.")
-    if not 0 < level < 1:
-        raise InputError(f"level must lie between 0 and 1, not {level}.")

@@ -7,9 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats as sps
 
+from posstats.arguments import choice, fraction
 from posstats.errors import DesignError, InputError
 from posstats.stats.inference.limits import LIMITS, Ingredients
-from posstats.stats.inference.options import DEFAULT_METHOD, check_interval_options
+from posstats.stats.inference.options import DEFAULT_METHOD, INTERVAL_METHODS
 from posstats.stats.pair_products.terms import Array
 
 #: Pairs of documents left out by the corrected jackknife: all of them up to 28 documents, a balanced choice beyond. Its
@@ -284,7 +285,8 @@ def interval(
     >>> round(float(result.se), 4)  # the standard error of a mean
     0.7071
     """
-    check_interval_options(method, level)
+    choice("method", method, INTERVAL_METHODS)
+    fraction("level", level)
     estimate = np.asarray(estimate)
     growth = np.zeros(estimate.shape)
     if method == "corrected_jackknife":
