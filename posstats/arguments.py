@@ -7,6 +7,7 @@ import math
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral, Real
+from pathlib import Path
 from typing import Any
 
 from posstats.errors import InputError
@@ -42,6 +43,13 @@ def text(name: str, value: object) -> str:
     if not isinstance(value, str):
         raise InputError(f"{name} must be text, not {shown(value)}.")
     return str(value)
+
+
+def path_of(name: str, value: object) -> Path:
+    """Return the value as a path if it is text or a path."""
+    if not isinstance(value, str | Path) or "\0" in str(value):
+        raise InputError(f"{name} must be a path, as text or pathlib.Path, not {shown(value)}.")
+    return Path(value)
 
 
 def whole_number(name: str, value: object, least: int = 0, most: int | None = None) -> int:

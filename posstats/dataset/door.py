@@ -38,7 +38,7 @@ _PER_REFERENCE = ("relative", "mask", "reference_logit")
 #: Dimensions of which a label may be selected, and those of which a recording must be whole.
 _SELECTABLE = ("condition", "sequence", "layer", "head", "offset")
 _WHOLE = ("query", "lag")
-_KINDS = {"condition": "UOT", "layer": "iu", "head": "iu", "offset": "iu"}
+_KINDS = {"condition": "", "layer": "iu", "head": "iu", "offset": "iu"}
 
 
 def whole_dump(data: object, names: Sequence[str] = (), what: str = "This estimate reads a dump") -> xr.Dataset:
@@ -203,7 +203,8 @@ def _expanded(data: xr.Dataset, dim: str) -> xr.Dataset:
 
 
 def _order(variable: xr.DataArray, name: str) -> list[str]:
-    return [*(dim for dim in _DIMS[name] if dim in variable.dims), *(d for d in variable.dims if d not in _DIMS[name])]
+    own = [dim for dim in _DIMS[name] if dim in variable.dims]
+    return own + [str(dim) for dim in variable.dims if dim not in own]
 
 
 def _check_labels(data: xr.Dataset, needed: set[str]) -> None:
@@ -213,7 +214,8 @@ def _check_labels(data: xr.Dataset, needed: set[str]) -> None:
         if name not in data.coords or data[name].dims != (dim,):
             raise InputError(f"This dataset has no labels {name} along the dimension {dim}; a dump has them.")
         values = data[name].values
-        if name in _KINDS and values.dtype.kind not in _KINDS[name]:
+        are_text = name == "condition" and all(isinstance(label, str) for label in values.tolist())
+        if name in _KINDS and not are_text and values.dtype.kind not in _KINDS[name]:
             raise InputError(f"The labels {name} must be {'text' if name == 'condition' else 'whole numbers'}.")
         if name == "document" and len({type(value) for value in values.tolist()}) > 1:
             raise InputError("The labels document must be all text or all whole numbers: some are missing or differ.")

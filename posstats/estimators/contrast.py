@@ -152,7 +152,7 @@ def contrast(
     (True, 'paired')
     """
     inference = Inference(level, method, n_permutations=n_permutations, adjust=adjust, seed=seed).of("contrast")
-    method = choice("method of a contrast", inference.method, METHODS)
+    method = choice("method of a contrast", inference.interval, METHODS)
     pair_runs, allow_mixed = flag("pair_runs", pair_runs), flag("allow_mixed", allow_mixed)
     if len(names := items("labels", labels, "text")) != 2 or names[0] == names[1]:
         raise InputError(f"labels must be two different names, not {shown(labels)}.")

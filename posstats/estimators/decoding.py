@@ -14,9 +14,9 @@ from posstats.arguments import choice, whole_number
 from posstats.dataset.blocks import Block, read
 from posstats.dataset.door import chosen, whole_dump
 from posstats.dataset.parameters import explained
-from posstats.dataset.terms import check_offsets_visible, document_codes, few_documents, select_condition
+from posstats.dataset.terms import check_offsets_visible, document_codes, few_documents
 from posstats.errors import DesignError, InputError
-from posstats.estimators.rows import adjusted
+from posstats.estimators.rows import ROUNDING, adjusted, conditions
 from posstats.execution.parallel import side_by_side
 from posstats.results.decoding import DecodingResult, DiscriminationResult
 from posstats.stats.decoding import scores as kernels
@@ -30,8 +30,6 @@ from posstats.stats.pair_products.terms import Array
 #: What stands for the residual stream.
 FEATURES = ("logits", "offset_logits", "stream")
 _NEEDED = ("logit", "sink_logit", "log_denominator_rest", "visible_keys")
-#: Standard errors up to this are rounding of scores of order 1: the documents do not differ.
-_ROUNDING = 1e-12
 _NO_SINK = "sink logit left out: position 0 lies outside the window"
 
 
@@ -272,8 +270,8 @@ class _Design:
         """Rows of the table, the arrays of a few layers in memory at a time."""
         needed = [*_NEEDED, *(["residual_sample"] if self.features == "stream" else [])]
         blocks = (  # whole layers: all heads are features of one model
-            Block(label, slice(None), True, (select_condition(self.data, condition)[needed].sel(layer=label),))
-            for condition in np.atleast_1d(self.data.condition.values)
+            Block(label, slice(None), True, (one[needed].sel(layer=label),))
+            for _, one in conditions(self.data)
             for label in self.data.layer.values.tolist()
         )
         for block, (scores, note) in side_by_side(partial(score, queries=queries, features=self.features), blocks):
@@ -329,7 +327,7 @@ def _estimates(scores: _Scores, level: float) -> Iterator[dict[str, object]]:
     for k, name in enumerate(names):
         row = {"part": name, "estimate": estimate[k], "se": x.se[k], "low": x.low[k], "high": x.high[k], "p": x.p[k]}
         row["note"] = ""
-        varies = x.se[k] > _ROUNDING
+        varies = x.se[k] > ROUNDING
         if scores.auc is not None and name in FEATURE_SETS:
             row |= {"estimate": 0.5 + estimate[k]}
             if abs(estimate[k]) == 0.5:

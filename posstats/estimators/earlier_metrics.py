@@ -11,8 +11,9 @@ from posstats.arguments import labels, number, whole_number
 from posstats.dataset.blocks import Block, by_layer, head_blocks, read
 from posstats.dataset.door import chosen, whole_dump
 from posstats.dataset.parameters import explained
-from posstats.dataset.terms import decompose, select_condition
+from posstats.dataset.terms import decompose
 from posstats.estimators.leakage import leakage, magnitude, shares
+from posstats.estimators.rows import conditions
 from posstats.execution.parallel import side_by_side
 from posstats.results.comparison import EarlierMetricsResult, TrapResult
 from posstats.stats.earlier import (
@@ -132,12 +133,11 @@ def earlier_metrics(
     ours, share = (estimator(data, by="layer", octaves=False, **inference.options()) for estimator in (leakage, shares))
     rows = []
     job = partial(_attention_metrics, sink_length=min(sink_length, data.sizes["query"]))
-    for name in np.atleast_1d(data.condition.values):
-        one = select_condition(data, name)
+    for name, one in conditions(data):
         blocks = head_blocks(one[[*_ATTENTION]])
         for layer, parts in by_layer(side_by_side(job, blocks)):
             by_head = {metric: np.concatenate([part[metric] for part in parts]) for metric in parts[0]}
-            rows.append({"condition": str(name), "layer": layer} | _pooled(by_head) | _stream_metrics(one, layer))
+            rows.append({"condition": name, "layer": layer} | _pooled(by_head) | _stream_metrics(one, layer))
     table = pd.DataFrame(rows)
     key, limits = ["condition", "layer"], ["estimate", "low", "high"]
     leaks = ours.table[[*key, *limits, "q"]].rename(columns=lambda name: _named("leakage", name, key))

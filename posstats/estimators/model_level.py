@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 from posstats.arguments import choice
 from posstats.dataset.blocks import Block, by_layer, field_blocks
 from posstats.dataset.parameters import explained
-from posstats.dataset.terms import select_condition
 from posstats.errors import DesignError, NumericalError
-from posstats.estimators.rows import prepare
+from posstats.estimators.rows import conditions, prepare
 from posstats.execution.parallel import side_by_side
 from posstats.results.comparison import ModelLevelResult, ModelSlopeResult
 from posstats.stats.inference.mixed import fit_mixed
@@ -125,8 +124,7 @@ def model_level(
     queries = analysed_queries(terms.sizes["query"], terms.offset.values)
     signs = random_signs(int(str(settings["n_documents"])), inference.n_permutations, inference.seed)
     rows, heads = [], []
-    for name in np.atleast_1d(terms.condition.values):
-        one = select_condition(terms, name)
+    for name, one in conditions(terms):
         measured = _shares(one, queries, term, signs) if measure == "share" else _slopes(one, queries, term)
         frames, values = zip(*measured, strict=True)
         frame = pd.concat([part.assign(head=terms["head"].values) for part in frames], ignore_index=True)
@@ -137,8 +135,8 @@ def model_level(
             weak = ~(frame.leakage_q < 1 - inference.level) | ~(frame.leakage > 0)
             frame.loc[weak, ["estimate", "se"]] = np.nan
             frame.loc[weak, "note"] = "withheld: leakage is not significant"
-        rows.append({"condition": str(name), "term": term} | _fit(frame, estimates, inference.level))
-        heads.append(frame.assign(condition=str(name)))
+        rows.append({"condition": name, "term": term} | _fit(frame, estimates, inference.level))
+        heads.append(frame.assign(condition=name))
     columns = ("condition", "layer", "head", "estimate", "se", "leakage", "leakage_q", "note")
     by_head = pd.concat(heads, ignore_index=True)
     settings |= {"measure": measure, "level": inference.level, "seed": inference.seed}

@@ -231,16 +231,16 @@ class _Resampling:
     @staticmethod
     @lru_cache(maxsize=2)  # every job asks for the same
     def of(inference: Inference, n_documents: int) -> "_Resampling":
-        if inference.method == "jackknife":
+        if inference.interval == "jackknife":
             return _Resampling(inference, np.empty((0, n_documents)), None)
-        if inference.method == "corrected_jackknife":
+        if inference.interval == "corrected_jackknife":
             pairs = document_pairs(n_documents)
             return _Resampling(inference, pair_weights(n_documents, pairs), pairs)
         return _Resampling(inference, document_weights(n_documents, inference.n_resamples, inference.seed), None)
 
     @property
     def studentized(self) -> bool:
-        return self.inference.method == "studentized"
+        return self.inference.interval == "studentized"
 
     def interval(self, sums: _Sums, estimand: Estimand, squared: bool) -> Interval:
         """Intervals of the estimand, (cell, value)."""
@@ -257,7 +257,7 @@ class _Resampling:
             pairs=self.pairs,
             pair_left_out=None if self.pairs is None else replicates,
             squared=squared,
-            method=self.inference.method,
+            method=self.inference.interval,
             level=self.inference.level,
         )
 

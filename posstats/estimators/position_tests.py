@@ -11,8 +11,7 @@ from scipy import stats as sps
 from posstats.arguments import choice
 from posstats.dataset.blocks import Block, by_layer, field_blocks
 from posstats.dataset.parameters import explained
-from posstats.dataset.terms import select_condition
-from posstats.estimators.rows import adjusted, prepare
+from posstats.estimators.rows import adjusted, conditions, prepare
 from posstats.execution.parallel import side_by_side
 from posstats.results.base import PositionResult
 from posstats.stats.inference.options import Inference
@@ -89,14 +88,14 @@ def position_tests(
     queries = analysed_queries(terms.sizes["query"], terms.offset.values)
     job = partial(_fits, queries=queries, reference=reference)
     rows = []
-    for condition in np.atleast_1d(terms.condition.values):
-        fitted = side_by_side(job, field_blocks(select_condition(terms, condition)))
+    for condition, one in conditions(terms):
+        fitted = side_by_side(job, field_blocks(one))
         for layer, fits in by_layer(fitted):
             heads = ((fit, at) for fit in fits for at in range(len(fit[0].coefficients)))
             for label, ((linear, spline), head) in zip(terms["head"].values.tolist(), heads, strict=True):
                 for k, term in enumerate(_TERMS):
                     rows.append(
-                        {"condition": str(condition), "layer": layer, "head": label, "term": term}
+                        {"condition": condition, "layer": layer, "head": label, "term": term}
                         | _row(linear, spline, (head, k), inference.level)
                     )
     table = pd.DataFrame(rows)

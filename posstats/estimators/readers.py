@@ -116,12 +116,12 @@ def readers(
     inference = Inference(level, method, n_resamples, n_permutations, adjust, seed).of("contrast")
     epsilon = fraction("epsilon", epsilon)
     data = whole_dump(data, what="Readers of position 0 are estimated from a dump")
-    conditions = [str(name) for name in np.atleast_1d(data.condition.values)]
-    names = [name for name in conditions if _REPLACED.fullmatch(name)]
-    if BASELINE not in conditions or not names:
+    there = data.condition.values.tolist()
+    names = [name for name in there if _REPLACED.fullmatch(name)]
+    if BASELINE not in there or not names:
         raise InputError(
             f"Readers compare {BASELINE!r} with conditions trajectory=token:ID@L or bos=token:ID of the same dump; it "
-            f"has {', '.join(conditions)}."
+            f"has {', '.join(there)}."
         )
     recorded = chosen(data.sel(condition=[BASELINE, *names]), "offset", offsets)
     check_offsets_visible(recorded)
@@ -216,7 +216,7 @@ def _moved(block: Block, *, queries: NDArray[np.int64], inference: Inference) ->
     baseline, *conditions = block.fields()
     moved = (Displacement.of(field, baseline, queries) for field in conditions)
     weights = Replicates.of(
-        len(baseline.sequences), inference.method, inference.level, inference.n_resamples, inference.seed
+        len(baseline.sequences), inference.interval, inference.level, inference.n_resamples, inference.seed
     ).weights
     return [_Moved(one.at(weights), one.products()) for one in moved]
 

@@ -47,7 +47,7 @@ def prepare(
 
 def conditions(terms: xr.Dataset) -> list[tuple[str, xr.Dataset]]:
     """Name and data of every condition."""
-    return [(str(name), select_condition(terms, name)) for name in np.atleast_1d(terms.condition.values)]
+    return [(str(name), select_condition(terms, name)) for name in terms.condition.values.tolist()]
 
 
 def withheld(table: pd.DataFrame, q: pd.Series, whole: pd.Series, inference: Inference, why: str) -> pd.DataFrame:
@@ -105,7 +105,7 @@ class Documents:
         settings: dict[str, object] = {"n_documents": n_documents, "n_sequences": len(code)}
         settings |= {name: value for name, value in inference.settings().items() if name != "n_permutations"}
         replicates = Replicates.of(
-            n_documents, inference.method, inference.level, inference.n_resamples, inference.seed
+            n_documents, inference.interval, inference.level, inference.n_resamples, inference.seed
         )
         return cls(code, np.bincount(code).astype(np.float64), replicates, settings, notes)
 

@@ -12,7 +12,7 @@ from posstats.dataset.door import tolerance_of, whole_dump
 from posstats.dataset.parameters import explained
 from posstats.dataset.terms import select_condition
 from posstats.errors import DesignError
-from posstats.estimators.rows import NUMBERS, Documents, adjusted
+from posstats.estimators.rows import NUMBERS, Documents, adjusted, conditions
 from posstats.execution.parallel import side_by_side
 from posstats.results.position0 import SinkContrastResult, SinkResult
 from posstats.stats.earlier import SINK_EPSILON
@@ -105,13 +105,11 @@ def sinks(
     epsilon = fraction("epsilon", epsilon)
     data = whole_dump(data, ("sink_output_fraction",), "Sinks read a dump")
     design = Documents.of(data, inference)
-    conditions = [str(name) for name in np.atleast_1d(data.condition.values)]
-    if any(name.startswith("bos@") for name in conditions):
+    if any(name.startswith("bos@") for name in data.condition.values.tolist()):
         data = whole_dump(data, _ANCHORS, "Conditions bos@P are compared by what the BOS token at P gets")
     rows: list[dict[str, object]] = []
     attention: dict[str, Array] = {}
-    for name in conditions:
-        one = select_condition(data, name)
+    for name, one in conditions(data):
         attention[name] = design.sums(attention_on_position_0(one))
         rows += _head_rows(one, name, attention[name], design, epsilon)
     table = adjusted(pd.DataFrame(rows), ["condition"], inference, {"p": "q"})

@@ -13,7 +13,7 @@ from posstats.dataset.door import tolerance_of, whole_dump
 from posstats.dataset.parameters import explained
 from posstats.dataset.terms import select_condition
 from posstats.errors import DesignError
-from posstats.estimators.rows import Documents, adjusted
+from posstats.estimators.rows import Documents, adjusted, conditions
 from posstats.estimators.sinks import attention_on_position_0
 from posstats.results.position0 import IdentificationResult, TrajectoryResult
 from posstats.stats.decoding.identification import Grams, Identification, Identifier
@@ -122,10 +122,8 @@ def trajectory(
     data = whole_dump(data, ("trajectory", "trajectory_departure", "token_id"), "Trajectories read a dump")
     design = Documents.of(data, inference)
     dtype, tolerance = tolerance_of(data)
-    conditions = [str(name) for name in np.atleast_1d(data.condition.values)]
     rows: list[dict[str, object]] = []
-    for name in conditions:
-        one = select_condition(data, name)
+    for name, one in conditions(data):
         for row in [*_departures(one, design, tolerance), *_distances(one, design, tolerance)]:
             rows.append({"condition": name} | row)
     table = adjusted(pd.DataFrame(rows), ["condition", "quantity"], inference, {"p": "q"})
@@ -201,7 +199,7 @@ def _identification(
     """Rows for every condition that repeats first tokens."""
     rows: list[dict[str, object]] = []
     notes = design.notes
-    names = [str(name) for name in np.atleast_1d(data.condition.values) if str(name).startswith(_REPEATED)]
+    names = [name for name in data.condition.values.tolist() if name.startswith(_REPEATED)]
     if names:
         data = whole_dump(data, ("head_output",), "The first token is identified from what heads pass on")
     else:

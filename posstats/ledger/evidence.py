@@ -30,7 +30,7 @@ _ABOVE_0 = Rule("above", 0.0)
 
 
 def _conditions(ds: xr.Dataset, prefix: str) -> list[str]:
-    return [str(name) for name in np.atleast_1d(ds.condition.values) if str(name).startswith(prefix)]
+    return [name for name in ds.condition.values.tolist() if name.startswith(prefix)]
 
 
 def _only(ds: xr.Dataset, *conditions: str) -> xr.Dataset:

@@ -85,6 +85,11 @@ class Inference:
         """Return the same with the default method of an estimand (:data:`DEFAULT_METHODS`) where none was given."""
         return replace(self, method=self.method or DEFAULT_METHODS[estimand])
 
+    @property
+    def interval(self) -> str:
+        """Interval method to use: the jackknife where none was given, nor that of an estimand."""
+        return self.method or DEFAULT_METHOD
+
     def options(self, *without: str) -> dict[str, Any]:
         """Return keyword arguments of estimators; some have no use for all of them."""
         options = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in without}
@@ -92,10 +97,10 @@ class Inference:
 
     def settings(self) -> dict[str, object]:
         """Return what a result says about its intervals."""
-        replicates = {} if self.method in JACKKNIFES else {"n_resamples": self.n_resamples}
+        replicates = {} if self.interval in JACKKNIFES else {"n_resamples": self.n_resamples}
         return {
             "level": self.level,
-            "interval": self.method,
+            "interval": self.interval,
             **replicates,
             "n_permutations": self.n_permutations,
             "seed": self.seed,
