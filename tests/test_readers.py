@@ -10,6 +10,7 @@ from posstats.errors import DesignError, InputError, NumericalError
 from posstats.stats.pair_products.components import analysed_queries
 from posstats.stats.position0 import Displacement
 from tests import constructed, position0
+from tests.sealed import sealed
 
 T = "trajectory=token:"
 
@@ -78,7 +79,7 @@ class TestDisplacement:
             ds["logit"].loc[{"condition": name}] = noise + rng.normal(size=noise.shape[:3])[..., None, None]
             ds["logit_sum_by_lag"].loc[{"condition": name}] = 0.0
             ds["log_denominator_rest"].loc[{"condition": name}] = ds.log_denominator_rest.sel(condition="baseline")
-        found = moved(ds, "bos=token:7", 0).at(np.ones((1, 16)))[0]
+        found = moved(sealed(ds), "bos=token:7", 0).at(np.ones((1, 16)))[0]
         plug_in = 2 / 16  # what the square of the mean difference would be
         assert abs(found.mean()) < 4 * found.std() / np.sqrt(60)
         assert abs(found.mean()) < plug_in / 2
@@ -165,7 +166,7 @@ class TestResult:
             ps.readers(ds.sel(condition=["baseline", "bos@4"]))
         with pytest.raises(InputError, match="baseline"):
             ps.readers(ds.drop_sel(condition="baseline"))
-        with pytest.raises(InputError, match="found from a dump"):
+        with pytest.raises(InputError, match="estimated from a dump"):
             ps.readers(ps.decompose(ds))
         with pytest.raises(DesignError, match="i >= 16"):
             ps.readers(position0.synthetic(length=16))

@@ -209,7 +209,7 @@ def _order(variable: xr.DataArray, name: str) -> list[str]:
 
 def _check_labels(data: xr.Dataset, needed: set[str]) -> None:
     for name, (dim, _, _) in COORDINATES.items():
-        if dim not in needed:
+        if dim not in needed or name == "sequence":  # nothing is looked up by it
             continue
         if name not in data.coords or data[name].dims != (dim,):
             raise InputError(f"This dataset has no labels {name} along the dimension {dim}; a dump has them.")

@@ -319,6 +319,7 @@ def _dataset(logits: Mapping[str, Array], offsets: Sequence[int]) -> xr.Dataset:
     recorded = record_logits(logits, offsets)
     labels = {"condition": list(logits), "document": recorded.document, "offset": list(offsets)}
     labels |= {"layer": [0], "head": np.arange(recorded.logit.shape[3]), "query": np.arange(recorded.logit.shape[4])}
+    labels["lag"] = labels["query"]
     return xr.Dataset(
         {name: (VARIABLES[name].dims, getattr(recorded, name)) for name in VARIABLES if hasattr(recorded, name)},
         coords={name: (COORDINATES[name][0], values) for name, values in labels.items()},

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-from posstats.arguments import whole_number
 from posstats.dataset.conditions import parse_conditions
 from posstats.errors import InputError
 from posstats.vocabulary import BASELINE, DEFAULT_LENGTH, DEFAULT_OFFSETS, DEFAULT_SEQUENCES, MINIMUM_DOCUMENTS
@@ -74,7 +73,7 @@ class SequencesConfig:
         if self.length < 2 + self.bos:
             counted = ", the BOS counted" if self.bos else ""
             raise InputError(f"length must be at least {2 + self.bos} tokens{counted}, not {self.length}")
-        whole_number("seed", self.seed)
+        _check_seed(self.seed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +126,7 @@ class RecordConfig:
 
     def __post_init__(self) -> None:
         parse_conditions(self.conditions)
-        whole_number("seed", self.seed)
+        _check_seed(self.seed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,3 +174,8 @@ class RunConfig:
             raise InputError(f"workers must be at least 1, not {self.workers}")
         if self.batch_size is not None and self.batch_size < 1:
             raise InputError(f"batch_size must be at least 1, not {self.batch_size}")
+
+
+def _check_seed(seed: int) -> None:
+    if seed < 0:
+        raise InputError(f"seed must be 0 or more, not {seed}")
