@@ -103,7 +103,8 @@ def contrast_by_quantity(
     ['a', 'b', 'b - a']
     """
     results = list(results) if isinstance(results, Sequence) and not isinstance(results, str) else [results]
-    for result in results or [None]:
+    given: list[object] = [*results] or [results]
+    for result in given:
         check_result(result, ContrastResult, of="posstats.contrast")
     quantity, term = text("quantity", quantity), text("term", term)
     queries = None if queries is None else text("queries", queries)
