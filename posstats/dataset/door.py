@@ -71,7 +71,7 @@ def whole_dump(data: object, names: Sequence[str] = (), what: str = "This estima
             f"{what}, and this dataset lacks {', '.join(missing)}. Pass what open_dump(path) returns, not terms; a "
             "dump of an earlier version must be dumped again."
         )
-    data = _checked(data, (*DUMP, *names))
+    data = _checked(data, (*DUMP, *names, *(["token_id"] if "token_id" in data else [])))
     _check_first(data)
     return data
 
@@ -109,6 +109,11 @@ def chosen(data: xr.Dataset, dim: str, value: object) -> xr.Dataset:
     """Return the data at the chosen labels of a dimension; all of them where `value` is None."""
     there = data[dim].values.tolist()
     return data if value is None else data.sel({dim: labels(f"{dim}s", value, there, "whole numbers")})
+
+
+def check_depths(data: xr.Dataset) -> None:
+    """Raise InputError where the residual stream that a layer reads, at depth = layer, is not there."""
+    labels("depth of a layer", data.layer.values, data.depth.values.tolist(), "whole numbers")
 
 
 def check_by(by: object) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from scipy.stats import t
 
 from posstats.arguments import choice, whole_number
 from posstats.dataset.blocks import Block, read
-from posstats.dataset.door import chosen, whole_dump
+from posstats.dataset.door import check_depths, chosen, whole_dump
 from posstats.dataset.parameters import explained
 from posstats.dataset.terms import check_offsets_visible, document_codes, few_documents
 from posstats.errors import DesignError, InputError
@@ -245,6 +245,7 @@ class _Design:
         data = whole_dump(data, what="Decoding reads a dump")
         if features == "stream":
             data = whole_dump(data, ("residual_sample",), "The stream is sampled where a dump has probes=[...]")
+            check_depths(data)
         data = chosen(chosen(data, "offset", offsets), "layer", layers)
         check_offsets_visible(data)
         _, n_documents = document_codes(data)

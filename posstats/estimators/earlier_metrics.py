@@ -9,7 +9,7 @@ import xarray as xr
 
 from posstats.arguments import labels, number, whole_number
 from posstats.dataset.blocks import Block, by_layer, head_blocks, read
-from posstats.dataset.door import chosen, whole_dump
+from posstats.dataset.door import check_depths, chosen, whole_dump
 from posstats.dataset.parameters import explained
 from posstats.dataset.terms import decompose
 from posstats.estimators.leakage import leakage, magnitude, shares
@@ -130,6 +130,7 @@ def earlier_metrics(
     inference = Inference(level, None, n_resamples, n_permutations, adjust, seed)
     sink_length = whole_number("sink_length", sink_length, 1)
     data = chosen(whole_dump(data, _STREAM, "Earlier metrics read a dump"), "offset", offsets)
+    check_depths(data)
     ours, share = (estimator(data, by="layer", octaves=False, **inference.options()) for estimator in (leakage, shares))
     rows = []
     job = partial(_attention_metrics, sink_length=min(sink_length, data.sizes["query"]))

@@ -119,7 +119,7 @@ def trajectory(
     """
     inference = Inference(level, method, n_resamples, n_permutations, adjust, seed).of("contrast")
     epsilon, n_folds = fraction("epsilon", epsilon), whole_number("n_folds", n_folds, FEWEST_FOLDS)
-    data = whole_dump(data, ("trajectory", "trajectory_departure", "token_id"), "Trajectories read a dump")
+    data = whole_dump(data, ("trajectory", "trajectory_departure"), "Trajectories read a dump")
     design = Documents.of(data, inference)
     dtype, tolerance = tolerance_of(data)
     rows: list[dict[str, object]] = []
@@ -201,7 +201,7 @@ def _identification(
     notes = design.notes
     names = [name for name in data.condition.values.tolist() if name.startswith(_REPEATED)]
     if names:
-        data = whole_dump(data, ("head_output",), "The first token is identified from what heads pass on")
+        data = whole_dump(data, ("head_output", "token_id"), "The first token is identified from what heads pass on")
     else:
         notes = (*notes, "no condition repeats first tokens over documents: dump bos=tokens:K")
     for name in names:

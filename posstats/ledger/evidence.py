@@ -294,6 +294,6 @@ QUESTIONS: tuple[tuple[Callable[[xr.Dataset, Inference], Iterator[Evidence]], fr
 
 def require_dump(data: object) -> xr.Dataset:
     """Return a dump with a baseline, or raise InputError."""
-    ds = whole_dump(data, ("token_id", "sink_output_fraction"), "Claims are tested on whole dumps")
+    ds = whole_dump(data, ("token_id",), "Claims are tested on whole dumps")
     labels("condition", [BASELINE], ds.condition.values.tolist(), "text")
     return ds

@@ -3,6 +3,8 @@
 import inspect
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -193,6 +195,14 @@ def test_a_changed_number_anywhere_is_noticed_where_it_is_read():
     assert not whole.table.equals(ps.leakage(DS, **QUICK).table)
 
 
+def test_layers_read_depths_that_must_be_there():
+    refused(lambda: ps.earlier_metrics(DS.isel(depth=[0]), **QUICK), "depth of a layer must be chosen from 0")
+    probed = DS.assign(
+        residual_sample=DS.residual_norm.isel(query=[6, 8, 12]).rename(query="probe").expand_dims(hidden=2)
+    )
+    refused(lambda: ps.decode(probed.isel(depth=[0]), features="stream"), "depth of a layer must be chosen from 0")
+
+
 def test_single_precision_passes():
     names = ("logit", "logit_sum_by_lag", "sink_logit", "log_denominator_rest")
     single = DS.assign({name: DS[name].astype("float32") for name in names})
@@ -376,6 +386,16 @@ class TestInference:
                 assert re.search(rf"^[\w, ]*\b{parameter}\b[\w, ]* : ", text, re.MULTILINE), (name, parameter)
                 if parameter in TEXTS and parameter not in ("data", "method"):
                     assert TEXTS[parameter] in text
+
+
+@pytest.mark.parametrize("optimised", ["-O", "-OO"])
+def test_texts_are_no_code(optimised):
+    """Without docstrings there is nothing to fill, and nothing else changes."""
+    code = (
+        "import posstats as ps; print(ps.leakage.__name__, bool(ps.leakage.__doc__), ps.sinks.__kwdefaults__['seed'])"
+    )
+    answer = subprocess.run([sys.executable, optimised, "-c", code], capture_output=True, text=True, check=True)
+    assert answer.stdout.split() == ["leakage", str(optimised == "-O"), "0"]
 
 
 def _anything():
