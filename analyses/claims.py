@@ -5,12 +5,12 @@ import xarray as xr
 import posstats as ps
 from posstats import figures
 from posstats.results.verdicts import CRITERIA, NOT_TESTABLE, WHOLE
-from posstats.study.config import InferenceConfig
+from posstats.stats.inference.options import Inference
 from posstats.study.findings import Findings, Quantity
 from posstats.tables import Table
 
 
-def analyse(ds: xr.Dataset, inference: InferenceConfig) -> Findings:
+def analyse(ds: xr.Dataset, inference: Inference) -> Findings:
     ledger = ps.claims(ds, **inference.options())
     claims = ledger.table[ledger.table.part == WHOLE]
     untested = claims[claims.verdict == NOT_TESTABLE]

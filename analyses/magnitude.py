@@ -5,14 +5,14 @@ import xarray as xr
 import posstats as ps
 from posstats import figures
 from posstats.ledger.evidence import no_early, per_head
-from posstats.study.config import InferenceConfig
+from posstats.stats.inference.options import Inference
 from posstats.study.findings import Findings, Quantity
 from posstats.vocabulary import BASELINE, RESIDUAL
 
 EARLY = "[2, 16)"
 
 
-def analyse(ds: xr.Dataset, inference: InferenceConfig) -> Findings:
+def analyse(ds: xr.Dataset, inference: Inference) -> Findings:
     conditions = [name for name in ds.condition.values.tolist() if name == BASELINE or name.startswith("bos=")]
     magnitude = ps.magnitude(ds.sel(condition=conditions), **inference.options())
     what, where = "early residual magnitude, i in [2, 16)", {"condition": BASELINE, "queries": EARLY, "term": RESIDUAL}

@@ -5,13 +5,13 @@ import xarray as xr
 import posstats as ps
 from posstats import figures
 from posstats.ledger.evidence import no_early, per_head
-from posstats.study.config import InferenceConfig
+from posstats.stats.inference.options import Inference
 from posstats.study.findings import Findings, Quantity
 
 EARLY = "[2, 16)"
 
 
-def analyse(ds: xr.Dataset, inference: InferenceConfig) -> Findings:
+def analyse(ds: xr.Dataset, inference: Inference) -> Findings:
     replacements = [name for name in ds.condition.values.tolist() if name.startswith("bos=")]
     if not replacements:
         return Findings()

@@ -5,13 +5,13 @@ import xarray as xr
 import posstats as ps
 from posstats import figures
 from posstats.errors import DesignError
-from posstats.study.config import InferenceConfig
+from posstats.stats.inference.options import Inference
 from posstats.study.findings import Findings, Quantity
 from posstats.tables import rests_on
 from posstats.vocabulary import BASELINE
 
 
-def analyse(ds: xr.Dataset, inference: InferenceConfig) -> Findings:
+def analyse(ds: xr.Dataset, inference: Inference) -> Findings:
     try:
         sinks = ps.sinks(ds, **inference.options("n_permutations"))
     except DesignError as error:  # the sequences are too short

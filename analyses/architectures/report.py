@@ -11,7 +11,8 @@ import pandas as pd
 import posstats as ps
 from analyses.architectures.models import Entry, dump_path
 from analyses.architectures.tasks import ARCHITECTURES, CONTRAST, LEDGER, Task, plan, run_all
-from posstats.study.config import AnalysisConfig, InferenceConfig
+from posstats.stats.inference.options import Inference
+from posstats.study.config import AnalysisConfig
 from posstats.tables import Table, to_markdown, write_table
 from posstats.vocabulary import ADAPTED, FEW_DOCUMENTS, VARIANT
 
@@ -27,7 +28,7 @@ def write(
     variants: Sequence[Entry],
     adapted: Sequence[Entry],
     config: AnalysisConfig,
-    inference: InferenceConfig,
+    inference: Inference,
     out: Path,
     docs: Path | None = None,
 ) -> dict[str, Table]:
@@ -39,7 +40,7 @@ def write(
         Models whose dumps are there.
     config : AnalysisConfig
         With which they were recorded.
-    inference : InferenceConfig
+    inference : Inference
         How estimates are resampled and tested.
     out : Path
         Folder of the tables.
@@ -91,7 +92,7 @@ def _tables(tasks: Sequence[Task], notes: Sequence[str], level: float) -> dict[s
     return tables
 
 
-def _notes(dump: Path, config: AnalysisConfig, inference: InferenceConfig) -> list[str]:
+def _notes(dump: Path, config: AnalysisConfig, inference: Inference) -> list[str]:
     with ps.open_dump(dump) as ds:
         recorded = ", ".join(f"{name.removesuffix('_version')} {ds.attrs[name]}" for name in _RECORDED_WITH)
         described = f"{ds.sizes['sequence']} sequences of {ds.sizes['query']} iid tokens, the same for every model"

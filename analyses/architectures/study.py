@@ -7,7 +7,7 @@ from pathlib import Path
 
 from analyses.architectures import models
 from analyses.architectures.report import write
-from posstats.study.config import InferenceConfig
+from posstats.stats.inference.options import Inference
 
 STEPS = ("record", "analyse")
 
@@ -35,5 +35,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if "record" in steps:
         models.record([*variants, *adapted], config)
     if "analyse" in steps:
-        inference = InferenceConfig(n_resamples=199, n_permutations=199) if given.quick else InferenceConfig()
+        inference = Inference(n_resamples=199, n_permutations=199) if given.quick else Inference()
         write(variants, adapted, config, inference, given.out, given.docs)

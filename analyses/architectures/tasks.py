@@ -21,7 +21,7 @@ from posstats.execution.parallel import single_threaded
 from posstats.execution.progress import progress
 from posstats.execution.provenance import code_digest
 from posstats.results.verdicts import CRITERIA
-from posstats.study.config import InferenceConfig
+from posstats.stats.inference.options import Inference
 from posstats.vocabulary import ADAPTED, BASELINE, VARIANT
 
 logger = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class Task:
         Dumps: one side, or for a contrast two; several in a side are training runs.
     folder : Path
         Where the table is kept.
-    inference : InferenceConfig
+    inference : Inference
         Level, replicates, sign flips, adjustment, seed.
     """
 
@@ -61,7 +61,7 @@ class Task:
     labels: tuple[str, ...]
     sides: tuple[tuple[Path, ...], ...]
     folder: Path
-    inference: InferenceConfig
+    inference: Inference
 
     @property
     def file(self) -> Path:
@@ -131,7 +131,7 @@ def plan(
     variants: Sequence[tuple[Entry, Path]],
     adapted: Sequence[tuple[Entry, Path]],
     folder: Path,
-    inference: InferenceConfig,
+    inference: Inference,
 ) -> list[Task]:
     """What is computed.
 
@@ -143,7 +143,7 @@ def plan(
         Adapted models; runs of the same seed are paired.
     folder : Path
         Where the tables are kept.
-    inference : InferenceConfig
+    inference : Inference
         How estimates are resampled and tested.
 
     Returns

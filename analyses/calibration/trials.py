@@ -14,8 +14,8 @@ from analyses.calibration import designs
 from analyses.calibration.designs import OFFSETS, QUERIES
 from posstats.stats.decoding.scores import Parts, decode
 from posstats.stats.inference.multiplicity import adjust
+from posstats.stats.inference.options import INTERVAL_METHODS
 from posstats.stats.inference.resample import (
-    INTERVAL_METHODS,
     Interval,
     document_pairs,
     document_weights,

@@ -8,13 +8,13 @@ import pandas as pd
 import xarray as xr
 from scipy import stats as sps
 
+from posstats.arguments import choice
 from posstats.dataset.blocks import Block, by_layer, field_blocks
-from posstats.dataset.terms import select_condition
-from posstats.errors import InputError
-from posstats.estimators.leakage import adjusted, prepare
+from posstats.dataset.parameters import explained
+from posstats.estimators.rows import adjusted, conditions, prepare
 from posstats.execution.parallel import side_by_side
 from posstats.results.base import PositionResult
-from posstats.stats.inference.resample import check_interval_options
+from posstats.stats.inference.options import Inference
 from posstats.stats.pair_products.components import LayerField, analysed_queries, by_row
 from posstats.stats.pair_products.terms import Array
 from posstats.stats.pair_products.terms import reference as build_reference
@@ -28,6 +28,7 @@ REFERENCES = ("estimated", "fixed")
 _ROUNDING = 1e-10
 
 
+@explained
 def position_tests(
     data: xr.Dataset,
     *,
@@ -44,19 +45,16 @@ def position_tests(
 
     Parameters
     ----------
-    data : xarray.Dataset
-        Terms (:func:`posstats.decompose`) or a dump; every condition in it is tested.
+    %(data)s
     reference : {"estimated", "fixed"}
         Whether the standard errors of `mask`, `sink` and `denominator_drift` include that the stationary reference is
         estimated from the same documents (delete-one pseudo-values), or take it as known. "fixed" equals
         ``statsmodels`` OLS with clustered covariance for every term, up to the factor (n-1)/(n-K); the slopes of
         `log_attention` and `logit_drift` do not involve the reference and equal it either way.
-    offsets : sequence of int, optional
-        Offsets in the regression; all of `data` if not given.
-    level : float
-        Level of the interval of the slope, from t(G-1).
-    adjust : {"bh", "by", "holm"}
-        Adjustment over the family: all heads of one condition and term.
+    %(offsets)s
+    %(level)s
+    %(adjust)s
+        The family is all heads of one condition and term.
 
     Returns
     -------
@@ -84,28 +82,27 @@ def position_tests(
     >>> bool(abs(slopes["log_attention"] - slopes.drop("log_attention").sum()) < 1e-9)
     True
     """
-    if reference not in REFERENCES:
-        raise InputError(f"reference must be one of {', '.join(REFERENCES)}, not {reference!r}.")
-    check_interval_options("jackknife", level)
-    terms, notes, settings = prepare(data, offsets, adjust)
+    inference = Inference(level, adjust=adjust)
+    reference = choice("reference", reference, REFERENCES)
+    terms, notes, settings = prepare(data, offsets, inference)
     queries = analysed_queries(terms.sizes["query"], terms.offset.values)
     job = partial(_fits, queries=queries, reference=reference)
     rows = []
-    for condition in np.atleast_1d(terms.condition.values):
-        fitted = side_by_side(job, field_blocks(select_condition(terms, condition)))
+    for condition, one in conditions(terms):
+        fitted = side_by_side(job, field_blocks(one))
         for layer, fits in by_layer(fitted):
             heads = ((fit, at) for fit in fits for at in range(len(fit[0].coefficients)))
             for label, ((linear, spline), head) in zip(terms["head"].values.tolist(), heads, strict=True):
                 for k, term in enumerate(_TERMS):
                     rows.append(
-                        {"condition": str(condition), "layer": layer, "head": label, "term": term}
-                        | _row(linear, spline, (head, k), level)
+                        {"condition": condition, "layer": layer, "head": label, "term": term}
+                        | _row(linear, spline, (head, k), inference.level)
                     )
     table = pd.DataFrame(rows)
     # `relative` is constant in the query by construction: its slope is exactly 0 and there is nothing to test.
     table.loc[table.term == "relative", ["p", "spline_p"]] = np.nan
-    table = adjusted(table, ["condition", "term"], adjust, {"p": "q", "spline_p": "spline_q"})
-    settings |= {"level": level, "reference": reference, "standard_errors": "clustered by document, t(G-1)"}
+    table = adjusted(table, ["condition", "term"], inference, {"p": "q", "spline_p": "spline_q"})
+    settings |= {"level": inference.level, "reference": reference, "standard_errors": "clustered by document, t(G-1)"}
     return PositionResult(table, settings, notes)
 
 

@@ -9,6 +9,8 @@ from matplotlib.figure import Figure
 from matplotlib.transforms import ScaledTranslation
 from numpy.typing import NDArray
 
+from posstats.arguments import shown
+from posstats.errors import InputError
 from posstats.results.base import Result
 
 #: Okabe and Ito's palette, told apart with any colour vision; yellow left out (too faint for lines on white).
@@ -22,6 +24,8 @@ _BELOW = 0.48
 
 def axes_of(ax: Axes | None, size: tuple[float, float]) -> Axes:
     """The axes given, or those of a new figure of a size in inches that no pyplot state knows about."""
+    if ax is not None and not isinstance(ax, Axes):
+        raise InputError(f"ax must be axes of matplotlib, or None for a figure of its own, not {shown(ax)}.")
     return Figure(figsize=size, layout="constrained").add_subplot() if ax is None else ax
 
 

@@ -13,9 +13,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
+from posstats.arguments import choice, labels, number, path_of, shown, text
 from posstats.errors import InputError
 from posstats.figures.drawing import COLOURS, GREY, MARKERS, axes_of, captioned, legend_below, level_of, map_axes
-from posstats.results.base import MagnitudeResult, RemovalResult, Result, ShareResult
+from posstats.results.base import MagnitudeResult, RemovalResult, Result, ShareResult, check_result
 from posstats.results.verdicts import CLAIMED_REMOVAL
 from posstats.vocabulary import BASELINE, RESIDUAL
 
@@ -65,6 +66,8 @@ def shares_by_layer(result: ShareResult, ax: Axes | None = None, *, terms: Seque
     >>> ax.get_xlabel()
     'layer'
     """
+    check_result(result, ShareResult, of="posstats.shares(..., by=['layer'])")
+    terms = labels("terms", terms, list(_TERM_STYLE), "text")
     table = _one_condition(result, ["layer", "term"])
     ax = axes_of(ax, (6.4, 3.6))
     for term in terms:
@@ -128,7 +131,9 @@ def head_map(result: ShareResult, ax: Axes | None = None, *, term: str = RESIDUA
     >>> ax.get_ylabel()
     'head'
     """
+    check_result(result, ShareResult, of="posstats.shares(..., by=['layer', 'head'])")
     table = _one_condition(result, ["layer", "head", "term"])
+    term = choice("term", term, table.term.unique())
     table = table[table.term == term]
     share, q = (table.pivot(index="head", columns="layer", values=name) for name in ("estimate", "q"))
     layers, heads = share.columns.to_numpy(), share.index.to_numpy()
@@ -186,8 +191,9 @@ def magnitude_by_octave(
     >>> [text.get_text() for text in ax.get_legend().get_texts()]
     ['baseline', 'bos=mean']
     """
+    check_result(result, MagnitudeResult, of="posstats.magnitude")
     table = _pooled(result)
-    table = table[table.term == term]
+    table = table[table.term == choice("term", term, table.term.unique())]
     ax = axes_of(ax, (6.4, 3.6))
     _octave_lines(ax, table, conditions)
     # Magnitudes fall by orders of magnitude; but an estimate or a limit below 0 must be seen too.
@@ -236,6 +242,8 @@ def removal_by_octave(
     >>> removal_by_octave(ps.removal(ds, "bos=mean", n_resamples=99)).get_ylabel()
     'magnitude removed (fraction)'
     """
+    check_result(result, RemovalResult, of="posstats.removal")
+    reference = None if reference is None else number("reference", reference)
     table = _pooled(result)
     ax = axes_of(ax, (6.4, 3.6))
     # The baseline's colour stays the baseline's in both figures by octave.
@@ -276,7 +284,9 @@ def save_figure(ax: Axes, folder: str | Path, name: str) -> list[Path]:
     InputError
         If the axes have been removed from their figure.
     """
-    folder = Path(folder)
+    if not isinstance(ax, Axes):
+        raise InputError(f"Save axes of matplotlib, as every figure returns, not {shown(ax)}.")
+    folder, name = path_of("folder", folder), text("name", name)
     folder.mkdir(parents=True, exist_ok=True)
     figure = ax.get_figure(root=True)
     if figure is None:
@@ -292,8 +302,7 @@ def save_figure(ax: Axes, folder: str | Path, name: str) -> list[Path]:
 
 def _one_condition(result: Result, keys: list[str]) -> pd.DataFrame:
     table = result.table
-    missing = [key for key in keys if key not in table]
-    if missing or len(np.unique(table.condition)) != 1:
+    if list(result.keys) != ["condition", *keys[:-1], "queries", keys[-1]] or len(np.unique(table.condition)) != 1:
         raise InputError(
             f"This figure needs one condition and the key columns {', '.join(keys)}; the table has the columns "
             f"{', '.join(result.keys)} and the conditions {', '.join(np.unique(table.condition))}."
@@ -310,10 +319,7 @@ def _pooled(result: Result) -> pd.DataFrame:
 def _octave_lines(ax: Axes, table: pd.DataFrame, conditions: Sequence[str] | None, first: int = 0) -> None:
     """Lines over octaves, side by side so that their intervals do not cover each other."""
     present = list(dict.fromkeys(table.condition))
-    chosen = present if conditions is None else list(conditions)
-    absent = [name for name in chosen if name not in present]
-    if absent:
-        raise InputError(f"The result has no condition {', '.join(absent)}; it has {', '.join(present)}.")
+    chosen = labels("conditions", conditions, present, "text")
     octaves = _octaves(table)
     for k, name in enumerate(chosen):
         rows = table[table.condition == name].set_index("queries").loc[octaves]

@@ -6,6 +6,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
+from posstats.arguments import choice
 from posstats.errors import InputError
 from posstats.figures.drawing import (
     COLOURS,
@@ -18,6 +19,7 @@ from posstats.figures.drawing import (
     map_axes,
     say_why,
 )
+from posstats.results.base import check_result
 from posstats.results.position0 import IdentificationResult, ReaderResult, SinkResult, TrajectoryResult
 from posstats.vocabulary import BASELINE
 
@@ -53,6 +55,7 @@ def attention_map(result: SinkResult, ax: Axes | None = None, *, condition: str 
     >>> ax.get_ylabel()
     'head'
     """
+    check_result(result, SinkResult, of="posstats.sinks")
     table = _rows(result.table, condition=condition)
     attention, reading = (
         table.pivot(index="head", columns="layer", values=name) for name in ("estimate", "sink_reading")
@@ -106,6 +109,7 @@ def distance_by_depth(result: TrajectoryResult, ax: Axes | None = None, *, condi
     >>> distance_by_depth(ps.trajectory(ds)).get_xlabel()
     'depth (blocks passed)'
     """
+    check_result(result, TrajectoryResult, of="posstats.trajectory")
     table = _rows(result.table, condition=condition)
     tolerance = float(table.tolerance.max())
     ax = axes_of(ax, (6.4, 3.6))
@@ -159,6 +163,7 @@ def identification_by_layer(result: IdentificationResult, ax: Axes | None = None
     InputError
         If the result has no condition or several.
     """
+    check_result(result, IdentificationResult, of="posstats.trajectory(...).identification")
     table = result.table
     if table.condition.nunique() != 1:
         raise InputError(f"This figure needs one condition; the result has {table.condition.nunique()}.")
@@ -201,6 +206,7 @@ def displacement_by_depth(result: ReaderResult, ax: Axes | None = None) -> Axes:
     >>> displacement_by_depth(ps.readers(ds, epsilon=0.06)).get_ylabel()
     'displacement of the residual (nats²)'
     """
+    check_result(result, ReaderResult, of="posstats.readers")
     table = result.table
     ax = axes_of(ax, (6.4, 3.6))
     ax.set_xlabel("depth of the replacement (blocks passed)")
@@ -243,6 +249,7 @@ def anchoring_by_position(result: SinkResult, ax: Axes | None = None) -> Axes:
     InputError
         If the result has no condition `bos@P`.
     """
+    check_result(result, SinkResult, of="posstats.sinks")
     table = result.contrasts.table
     table = table[table.contrast == "bos_minus_position0"]
     if table.empty:
@@ -283,11 +290,7 @@ def _reasons(table: pd.DataFrame) -> str:
 
 
 def _rows(table: pd.DataFrame, *, condition: str) -> pd.DataFrame:
-    rows = table[table.condition == condition]
-    if rows.empty:
-        present = ", ".join(dict.fromkeys(table.condition))
-        raise InputError(f"The result has no condition {condition}; it has {present}.")
-    return rows
+    return table[table.condition == choice("condition", condition, table.condition.unique())]
 
 
 def _lines(ax: Axes, at: pd.Series, rows: pd.DataFrame, colour: str, marker: str, label: str) -> None:

@@ -7,7 +7,8 @@ from typing import ClassVar
 import pandas as pd
 import xarray as xr
 
-from posstats.errors import NumericalError
+from posstats.arguments import shown, whole_number
+from posstats.errors import InputError, NumericalError
 from posstats.results.cells import View, unit_text, view_of
 from posstats.results.columns import COLUMNS
 from posstats.vocabulary import RESIDUAL, RESIDUAL_TERMS, TERMS
@@ -83,6 +84,7 @@ class Result:
 
     def summary(self, rows: int = SHOWN) -> str:
         """Return the table as text, at most `rows` rows, with settings and notes."""
+        rows = whole_number("rows", rows)
         return "\n".join([self._heading(), self._view(rows).text(), *self._below(rows)])
 
     def __repr__(self) -> str:
@@ -110,6 +112,12 @@ class Result:
             *([f"more in {' and '.join(beside)}"] if beside else []),
             *(f"note: {note}" for note in self.notes),
         ]
+
+
+def check_result(result: object, kind: type[Result], of: str) -> None:
+    """Raise InputError unless a result is of the kind that a function takes; `of` says what returns it."""
+    if not isinstance(result, kind):
+        raise InputError(f"This takes the {kind.__name__} that {of} returns, not {shown(result)}.")
 
 
 def _wide(table: pd.DataFrame, column: str) -> pd.DataFrame:

@@ -28,7 +28,8 @@ from posstats.execution.parallel import in_processes
 from posstats.execution.progress import progress
 from posstats.execution.provenance import code_digest, file_digest
 from posstats.figures.leakage import save_figure
-from posstats.study.config import AnalysisConfig, InferenceConfig
+from posstats.stats.inference.options import Inference
+from posstats.study.config import AnalysisConfig
 from posstats.study.findings import Findings, Quantity
 from posstats.tables.headline import HEADLINE, headline_table
 from posstats.tables.table import Table, to_text, write_table
@@ -47,7 +48,7 @@ class _Task:
     dump: Path
     file: Path
     folder: Path
-    inference: InferenceConfig
+    inference: Inference
     rests_on: "_Basis"
     scheduler: str | None
     state: tuple[int, ...]

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 from posstats.errors import InputError
+from posstats.stats.inference.options import Inference
 from posstats.study.naming import model_label, one_spelling, own_folder, place_label, plain
 from posstats.study.sections import (
     SOURCES,
     AnalysesConfig,
     DumpConfig,
-    InferenceConfig,
     ModelConfig,
     RecordConfig,
     RunConfig,
@@ -26,7 +26,7 @@ from posstats.study.sections import (
 from posstats.vocabulary import BASELINE
 
 __all__ = [
-    "SECTIONS", "SOURCES", "AnalysesConfig", "AnalysisConfig", "DumpConfig", "InferenceConfig", "ModelConfig",
+    "SECTIONS", "SOURCES", "AnalysesConfig", "AnalysisConfig", "DumpConfig", "ModelConfig",
     "RecordConfig", "RunConfig", "SequencesConfig", "load_config", "options", "profiles",
 ]  # fmt: skip
 
@@ -51,7 +51,7 @@ class AnalysisConfig:
     sequences: SequencesConfig = field(default_factory=SequencesConfig)
     dumps: dict[str, DumpConfig] = field(default_factory=dict)
     record: RecordConfig = field(default_factory=RecordConfig)
-    inference: InferenceConfig = field(default_factory=InferenceConfig)
+    inference: Inference = field(default_factory=Inference)
     analyses: AnalysesConfig = field(default_factory=AnalysesConfig)
     run: RunConfig = field(default_factory=RunConfig)
     folder: Path = Path()
@@ -82,7 +82,7 @@ SECTIONS: dict[str, type] = {
     "sequences": SequencesConfig,
     "dumps": DumpConfig,
     "record": RecordConfig,
-    "inference": InferenceConfig,
+    "inference": Inference,
     "analyses": AnalysesConfig,
     "run": RunConfig,
 }

@@ -1,7 +1,6 @@
 """The sections of a configuration, each a dataclass that checks itself."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from posstats.dataset.conditions import parse_conditions
 from posstats.errors import InputError
@@ -128,56 +127,6 @@ class RecordConfig:
     def __post_init__(self) -> None:
         parse_conditions(self.conditions)
         _check_seed(self.seed)
-
-
-@dataclass(frozen=True, slots=True)
-class InferenceConfig:
-    """How estimates are resampled and tested. The resampling unit is the document.
-
-    Attributes
-    ----------
-    level : float
-        Confidence level of intervals.
-    method : str, optional
-        Interval method; for each estimand the one with the best measured coverage, if not given.
-    n_resamples : int
-        Bootstrap replicates; a jackknife needs none.
-    n_permutations : int
-        Sign flips of the leakage test.
-    adjust : str
-        Adjustment of p-values over a family: bh, by or holm.
-    seed : int
-        Seed of replicates and sign flips.
-    """
-
-    level: float = 0.95
-    method: str | None = None
-    n_resamples: int = 2000
-    n_permutations: int = 9999
-    adjust: str = "bh"
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        # Here, not above: the command line's help has options from this module, and should not wait for statistics.
-        from posstats.estimators.pair_products import Inference
-        from posstats.stats.inference.multiplicity import adjust as adjust_p
-        from posstats.stats.inference.resample import DEFAULT_METHOD
-
-        Inference(self.level, self.method or DEFAULT_METHOD, self.n_resamples, self.n_permutations, self.seed)
-        adjust_p([], self.adjust)
-
-    def options(self, *without: str) -> dict[str, Any]:
-        """Keyword arguments of estimators that resample, test and adjust; some have no use for all of them."""
-        options: dict[str, Any] = {
-            "level": self.level,
-            "n_resamples": self.n_resamples,
-            "n_permutations": self.n_permutations,
-            "adjust": self.adjust,
-            "seed": self.seed,
-        }
-        if self.method is not None:
-            options["method"] = self.method
-        return {name: value for name, value in options.items() if name not in without}
 
 
 @dataclass(frozen=True, slots=True)

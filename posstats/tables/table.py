@@ -11,13 +11,23 @@ from pathlib import Path
 
 import pandas as pd
 
+from posstats.arguments import path_of, shown, text
+from posstats.errors import InputError
 from posstats.results import position0
-from posstats.results.base import LeakageResult, MagnitudeResult, PositionResult, RemovalResult, Result, ShareResult
+from posstats.results.base import (
+    LeakageResult,
+    MagnitudeResult,
+    PositionResult,
+    RemovalResult,
+    Result,
+    ShareResult,
+    check_result,
+)
 from posstats.results.cells import View, column_cells, in_order, interval_cells, is_text, one_line, unit_cell, unit_text
 from posstats.results.claims import ClaimsResult, ContrastResult
 from posstats.results.comparison import ModelLevelResult, ModelSlopeResult
 from posstats.results.decoding import DecodingResult, DiscriminationResult
-from posstats.stats.inference.resample import INTERVAL_METHODS
+from posstats.stats.inference.options import INTERVAL_METHODS
 from posstats.tables.latex import tex, tex_number, tex_text
 
 _FAMILIES = {
@@ -132,6 +142,7 @@ def rests_on(result: Result) -> dict[str, str]:
     >>> rests_on(result)["p"]
     'one-sided sign-flip test of "no absolute position" (99 flips)'
     """
+    check_result(result, Result, of="an estimator")
     settings, kind = result.settings, type(result)
     if "interval" in settings:
         source = INTERVAL_METHODS[str(settings["interval"])]
@@ -168,6 +179,7 @@ def table_of(result: Result) -> Table:
     >>> table_of(result).notes[1]
     'Offsets 0, 1, 2, 4, 8 tokens. Logarithms are natural.'
     """
+    check_result(result, Result, of="an estimator")
     units = {name: unit for name, unit in result.all_units.items() if unit_text(unit) and name in result.table}
     settings = result.settings
     level = float(str(settings.get("level", 0.95)))
@@ -186,12 +198,12 @@ def table_of(result: Result) -> Table:
     return Table(result.table[order], result.title, units, tuple(notes), level)
 
 
-def to_csv(table: Table) -> str:
+def to_csv(table: Table | Result) -> str:
     r"""Raw numbers: every digit that distinguishes them, the same bytes for the same numbers.
 
     Parameters
     ----------
-    table : Table
+    table : Table or Result
 
     Returns
     -------
@@ -202,15 +214,15 @@ def to_csv(table: Table) -> str:
     >>> to_csv(Table(pd.DataFrame({"layer": [0], "estimate": [0.1 + 0.2]}), "example"))
     'layer,estimate\n0,0.30000000000000004\n'
     """
-    return table.frame.to_csv(index=False, lineterminator="\n")
+    return _as_table(table).frame.to_csv(index=False, lineterminator="\n")
 
 
-def to_markdown(table: Table) -> str:
+def to_markdown(table: Table | Result) -> str:
     """Markdown with three significant digits, units in the header, footnotes below.
 
     Parameters
     ----------
-    table : Table
+    table : Table or Result
 
     Returns
     -------
@@ -225,6 +237,7 @@ def to_markdown(table: Table) -> str:
     | ---: | ---: |
     | 0 | 0.300 |
     """
+    table = _as_table(table)
     header, cells, left = _formatted(table)
     lines = [
         f"### {one_line(table.title)}",
@@ -269,7 +282,7 @@ def to_latex(table: Table | Result, label: str = "") -> str:
     \end{tabular}
     \end{table}
     """
-    table = table_of(table) if isinstance(table, Result) else table
+    table, label = _as_table(table), text("label", label)
     header, cells, left = _formatted(table)
     columns = "".join("l" if x else "r" for x in left)
     kinds = [tex_text if text else tex_number for text in left]
@@ -294,12 +307,12 @@ def to_latex(table: Table | Result, label: str = "") -> str:
     return "\n".join(lines)
 
 
-def to_text(table: Table) -> str:
+def to_text(table: Table | Result) -> str:
     """Aligned text for a terminal.
 
     Parameters
     ----------
-    table : Table
+    table : Table or Result
 
     Returns
     -------
@@ -314,8 +327,9 @@ def to_text(table: Table) -> str:
     mask     0.500
     sink    -0.250
     """
-    shown = table.notes if table.on_terminal is None else table.on_terminal
-    notes = [textwrap.fill(note, _WIDTH, subsequent_indent="  ", break_on_hyphens=False) for note in shown]
+    table = _as_table(table)
+    below = table.notes if table.on_terminal is None else table.on_terminal
+    notes = [textwrap.fill(note, _WIDTH, subsequent_indent="  ", break_on_hyphens=False) for note in below]
     return "\n".join([table.title, _formatted(table).text(), *notes])
 
 
@@ -335,14 +349,20 @@ def write_table(table: Table | Result, folder: str | Path, name: str) -> list[Pa
     list of Path
         The three files.
     """
-    folder = Path(folder)
+    table, folder, name = _as_table(table), path_of("folder", folder), text("name", name)
     folder.mkdir(parents=True, exist_ok=True)
-    table = table_of(table) if isinstance(table, Result) else table
     contents = {"csv": to_csv(table), "md": to_markdown(table), "tex": to_latex(table, name.replace("_", "-"))}
     paths = [folder / f"{name}.{ending}" for ending in contents]
     for path, content in zip(paths, contents.values(), strict=True):
         path.write_text(content.rstrip("\n") + "\n", encoding="utf-8", newline="\n")
     return paths
+
+
+def _as_table(table: object) -> Table:
+    """A table, or that of a result."""
+    if not isinstance(table, Table | Result):
+        raise InputError(f"This takes a table or a result of an estimator, not {shown(table)}.")
+    return table_of(table) if isinstance(table, Result) else table
 
 
 def _percent(level: float) -> str:

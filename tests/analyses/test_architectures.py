@@ -11,8 +11,9 @@ import pytest
 import posstats as ps
 from posstats.dataset.comparable import window_binds
 from posstats.errors import DesignError, FewDocumentsWarning, InputError
+from posstats.stats.inference.options import Inference
 from posstats.study.analysis import run_analyses
-from posstats.study.config import AnalysesConfig, InferenceConfig, load_config
+from posstats.study.config import AnalysesConfig, load_config
 from posstats.study.recording import record_dumps
 from tests import tiny, trained
 
@@ -173,7 +174,7 @@ def test_a_window_that_never_binds_is_refused_before_recording(folder, tmp_path)
 def test_a_missing_run_is_named(folder, tmp_path):
     entries = models.adapted(str(folder / "base"), folder / "adapters")[1:]
     with pytest.raises(DesignError, match="every adapted architecture needs runs of the same seeds"):
-        tasks.plan([], [(entry, tmp_path) for entry in entries], tmp_path, InferenceConfig())
+        tasks.plan([], [(entry, tmp_path) for entry in entries], tmp_path, Inference())
 
 
 def test_adapters_of_another_model_are_refused(folder):
@@ -210,7 +211,7 @@ def test_configurations_of_larger_models_run_on_tiny_ones(path, tmp_path):
         config,
         sequences=replace(full, n=6, length=full.length // 128),
         record=replace(config.record, conditions=conditions),
-        inference=InferenceConfig(n_resamples=99, n_permutations=99),
+        inference=Inference(n_resamples=99, n_permutations=99),
         run=replace(config.run, dumps=str(tmp_path)),
         analyses=AnalysesConfig(("../claims.py",)),
     )

@@ -14,10 +14,8 @@ import xarray as xr
 
 import posstats as ps
 from posstats.cli.app import app, main
-from posstats.cli.claims import ADJUSTMENTS
 from posstats.dataset.store import parts_folder, write_dump
 from posstats.errors import InputError
-from posstats.stats.inference.multiplicity import METHODS
 from tests import tiny
 
 COMMANDS = ["models", "dump", "inspect", "analyze", "claims", "report", "simulate", "bench"]
@@ -145,9 +143,6 @@ class TestHelp:
         )
         assert answer.stdout.split() == values
         assert answer.stderr == "set()\n"
-
-    def test_adjustments_are_those_there_are(self):
-        assert tuple(METHODS) == ADJUSTMENTS
 
     def test_every_option_is_explained(self):
         found = {(name, one.name): one for name, one in parameters()}

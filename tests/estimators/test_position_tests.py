@@ -97,5 +97,5 @@ def test_known_slope_is_recovered():
 
 
 def test_options_are_checked(dump):
-    with pytest.raises(InputError, match="estimated, fixed"):
+    with pytest.raises(InputError, match="'estimated', 'fixed'"):
         ps.position_tests(dump, reference="none")

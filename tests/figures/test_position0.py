@@ -141,7 +141,7 @@ def test_where_no_head_is_sink_reading_figures_say_so(ds, trajectory):
 
 
 def test_what_cannot_be_drawn_is_refused(ds, sinks):
-    with pytest.raises(InputError, match="no condition bos=none"):
+    with pytest.raises(InputError, match=r"'baseline'.* not 'bos=none'"):
         figures.attention_map(sinks, condition="bos=none")
     with pytest.raises(InputError, match="needs conditions bos@P"):
         figures.anchoring_by_position(ps.sinks(ds.isel(condition=[0])))

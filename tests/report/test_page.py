@@ -20,9 +20,10 @@ from posstats.report.heads import heads_html
 from posstats.report.page import write_report
 from posstats.report.reading import read_results, read_table
 from posstats.results.cells import significant
+from posstats.stats.inference.options import Inference
 from posstats.study import analysis
 from posstats.study.analysis import run_analyses
-from posstats.study.config import AnalysesConfig, AnalysisConfig, InferenceConfig
+from posstats.study.config import AnalysesConfig, AnalysisConfig
 from posstats.tables.table import write_table
 from tests.processes import in_this_process
 
@@ -54,7 +55,7 @@ def dumps(tmp_path_factory):
 def config():
     return AnalysisConfig(
         analyses=AnalysesConfig(FILES),
-        inference=InferenceConfig(method="jackknife", n_permutations=999, seed=7),
+        inference=Inference(method="jackknife", n_permutations=999, seed=7),
         folder=ROOT / "analyses",
     )
 
@@ -310,7 +311,7 @@ def test_dumps_and_tables_of_any_name(tmp_path, monkeypatch):
     config = AnalysisConfig(analyses=AnalysesConfig(("mine.py", "other.py")), folder=tmp_path)
     (tmp_path / "results" / "α" / "mine" / "a folder").mkdir(parents=True)  # of somebody else: it stays
     run_analyses(config, dumps, tmp_path / "results", show=False)
-    run_analyses(replace(config, inference=InferenceConfig(seed=1)), dumps, tmp_path / "results", show=False)
+    run_analyses(replace(config, inference=Inference(seed=1)), dumps, tmp_path / "results", show=False)
     page = write_report(read_results(tmp_path / "results", dumps, ["mine", "other"]), config, tmp_path / "r.html")
     text = page.read_text(encoding="utf-8")
     ids = Reader(text).ids

@@ -4,7 +4,8 @@ from scipy.stats import false_discovery_control
 from statsmodels.stats.multitest import multipletests
 
 from posstats.errors import InputError
-from posstats.stats.inference.multiplicity import METHODS, adjust
+from posstats.stats.inference.multiplicity import adjust
+from posstats.stats.inference.options import METHODS
 
 
 @pytest.fixture

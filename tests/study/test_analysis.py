@@ -20,9 +20,10 @@ import posstats as ps
 from posstats import figures
 from posstats.dataset.store import write_dump
 from posstats.errors import InputError
+from posstats.stats.inference.options import Inference
 from posstats.study import analysis
 from posstats.study.analysis import Findings, Quantity, closing_tables, run_analyses
-from posstats.study.config import AnalysesConfig, AnalysisConfig, InferenceConfig, RunConfig, load_config
+from posstats.study.config import AnalysesConfig, AnalysisConfig, RunConfig, load_config
 from posstats.study.recording import record_dumps
 from tests.processes import in_this_process
 
@@ -43,7 +44,7 @@ def dump(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def inference():
-    return InferenceConfig(n_permutations=99)
+    return Inference(n_permutations=99)
 
 
 @pytest.fixture

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from posstats.errors import InputError
-from posstats.study.config import SECTIONS, InferenceConfig, load_config, options
+from posstats.stats.inference.options import Inference
+from posstats.study.config import SECTIONS, load_config, options
 from posstats.vocabulary import DEFAULT_LENGTH, DEFAULT_OFFSETS, DEFAULT_SEQUENCES
 
 ROOT = Path(__file__).parents[2]
@@ -43,7 +44,7 @@ def test_the_default_configuration_is_the_default_design():
     assert config.sequences.length == DEFAULT_LENGTH
     assert config.record.offsets == DEFAULT_OFFSETS
     assert set(config.dumps) == {"random", "text"}
-    assert config.inference == InferenceConfig()
+    assert config.inference == Inference()
     assert all((DEFAULT.parent / name).is_file() for name in config.analyses.files)
 
 
@@ -127,10 +128,10 @@ def test_the_document_states_the_defaults():
         ("[dumps]\none = 1", r"\[dumps.one\] must be a table"),
         ("model = 'x'\n[dumps.one]", r"\[model\] must be a table"),
         ("[model]", r"names no dump"),
-        ("[dumps.one]\n[inference]\nmethod = 'guess'", r"\[inference\]: Unknown interval method 'guess'"),
+        ("[dumps.one]\n[inference]\nmethod = 'guess'", r"\[inference\]: method must be one of .*'guess'"),
         ("[dumps.one]\n[inference]\nlevel = 1.5", r"level must lie between 0 and 1"),
         ("[dumps.one]\n[inference]\nadjust = 'none'", r"\[inference\]:.*bh"),
-        ("[dumps.one]\n[inference]\nn_resamples = 0", r"n_resamples must be at least 1"),
+        ("[dumps.one]\n[inference]\nn_resamples = 0", r"n_resamples must be a whole number from 1"),
         ("[dumps.one]\n[run]\nworkers = 0", r"workers must be at least 1"),
         ("[dumps.one]\n[profile.fast.sequences]\nm = 3", r"profile.fast: \[sequences\] has no key 'm'"),
         ("[dumps.one]\n[profile.fast.sequence]\nn = 3", r"profile.fast: there is no section \[sequence\]"),

@@ -7,9 +7,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.stats import false_discovery_control
 
 from posstats.errors import InputError
-
-#: Ways to adjust: Benjamini-Hochberg, Benjamini-Yekutieli, Holm.
-METHODS = ("bh", "by", "holm")
+from posstats.stats.inference.options import METHODS
 
 
 @dataclass(frozen=True, slots=True)
