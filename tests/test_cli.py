@@ -329,7 +329,7 @@ class TestDump:
             (["--source", "web"], "source must be one of random, text"),
             (["--text", "somewhere"], "(source = \"text\", or --source text), not 'random'"),
             (["--source", "text", "--text", "no/such/file"], "there is no file or folder"),
-            (["--seed", -1], "seed must be 0 or more"),
+            (["--seed", -1], "seed must be at least 0"),
             (["--batch-size", 0], "batch_size must be at least 1"),
             (["--device", "tpu9"], "tpu9"),
             (["--shard", "3/2"], "--shard takes K/N with K from 1 to N"),

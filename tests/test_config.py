@@ -110,7 +110,7 @@ def test_the_document_states_the_defaults():
         ("[dumps.one]\n[sequences]\nlength = 2", r"\[sequences\]: length must be at least 3 tokens, the BOS counted"),
         ("[dumps.one]\n[record]\nconditions = ['basline']", r"\[record\]: there is no condition .*mean baseline\?"),
         ("[dumps.one]\nconditions = ['repeat', 'repeat']", r"\[dumps.one\]: .* given twice: repeat"),
-        ("[dumps.one]\n[record]\nseed = -1", r"\[record\]: seed must be 0 or more"),
+        ("[dumps.one]\n[record]\nseed = -1", r"\[record\]: seed must be at least 0"),
         ("[dumps.one]\n[run]\nbatch_size = 0", r"\[run\]: batch_size must be at least 1"),
         ("[dumps.one]\n[sequences]\nn = 3.5", r"\[sequences\] n must be a whole number, not 3.5"),
         ("[dumps.one]\n[sequences]\nn = true", r"\[sequences\] n must be a whole number, not True"),

@@ -480,7 +480,7 @@ class TestReuse:
             go()
         assert target.read_text() == "my notes"
         assert go(overwrite=True).read_bytes() == whole.read_bytes()
-        with pytest.raises(DumpError, match="is a folder"):
+        with pytest.raises(InputError, match="is a folder"):
             go(target.parent)
 
     def test_old_dump_stays_until_the_new_one_is_whole(self, go, target, monkeypatch):
