@@ -41,7 +41,8 @@ def storable_attributes(attrs: Mapping[Any, Any]) -> dict[str, Any]:
 def _name(name: Any) -> str:
     if not isinstance(name, str) or not name or not _is_text(name) or name in _RESERVED:
         raise InputError(
-            f"an attribute cannot be called {shown(name)}: names are texts, and {', '.join(sorted(_RESERVED))} are taken"
+            f"an attribute cannot be called {shown(name)}: names are texts, and of these {', '.join(sorted(_RESERVED))} "
+            "are taken"
         )
     return name
 

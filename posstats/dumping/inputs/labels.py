@@ -83,6 +83,6 @@ def check_unicode(name: str, text: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise InputError(
-            f"{name} {shown(text)} contains what is no Unicode character, as the name of a file does that is not in UTF-8: "
-            "rename it"
+            f"{name} {shown(text)} contains what is no Unicode character, as the name of a file does that is not in "
+            "UTF-8: rename it"
         ) from error

@@ -29,9 +29,10 @@ def check_recordable(model: Any) -> None:
         If it has no weights, packed ones, no rotary embedding, no single stack of blocks, or another attention
         interface.
     """
-    name = type(model).__name__
-    adapted = type(model).__module__.startswith("peft.") and isinstance(model.get_base_model(), PreTrainedModel)
-    if isinstance(model, type) or not (adapted or issubclass(type(model), PreTrainedModel)):
+    kind = type(model)  # not what it says it is: a compiled model passes for the class that it wraps
+    name = kind.__name__
+    adapted = kind.__module__.startswith("peft.") and any(isinstance(m, PreTrainedModel) for m in model.modules())
+    if not (adapted or issubclass(kind, PreTrainedModel)):
         allowed = "model must be a model of transformers, as posstats.load_model returns beside its tokenizer"
         for inner in _INNER:
             if isinstance(getattr(model, inner, None), PreTrainedModel):
