@@ -1,7 +1,7 @@
 """Names and units: every dimension, variable, coordinate, term and condition that posstats writes or reads.
 
 This is the lowest floor of the package. Everything else spells these names by importing them from here or by
-using the same strings; ``tests/test_store.py`` checks that a dump carries exactly this vocabulary.
+using the same strings; ``tests/dataset/test_store.py`` checks that a dump carries exactly this vocabulary.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Kills dumps and takes them up again; run as a program by test_run.py.
+"""Kills dumps and takes them up again; run as a program by tests/dumping/test_run.py.
 
 The process imports torch once, has a single thread, and forks a child for every dump, so a kill costs milliseconds.
 """

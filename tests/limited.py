@@ -1,4 +1,4 @@
-"""Analyses of a dump under a hard limit of memory; run as a program by test_scale.py.
+"""Analyses of a dump under a hard limit of memory; run as a program by tests/execution/test_scale.py.
 
 The limit is RLIMIT_DATA, which Linux enforces on the heap and on private writable mappings, so on every array. It is
 set before anything is imported. Workers of a cluster set the same limit for themselves.

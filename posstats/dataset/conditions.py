@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 
-from posstats.arguments import several, shown, whole
+from posstats.arguments import several, shown, whole_number
 from posstats.errors import InputError
 from posstats.vocabulary import BASELINE, CONDITIONS
 
@@ -125,7 +125,7 @@ def parse_conditions(texts: Iterable[str]) -> tuple[Condition, ...]:
     InputError
         If there is none, one is unknown, or one is given twice.
     """
-    given = [texts] if isinstance(texts, str) else several("conditions", texts, "texts such as 'bos=mean'")
+    given = [texts] if isinstance(texts, str) else several("conditions", texts, "text")
     conditions = tuple(parse_condition(text) for text in given)
     names = [condition.name for condition in conditions]
     if not names:
@@ -195,11 +195,8 @@ def check_positions(what: str, values: Iterable[int], length: int | None = None)
     >>> check_positions("offset", [4, 0, 1], length=24)
     (0, 1, 4)
     """
-    chosen = sorted(whole(what, value) for value in several(f"{what}s", values, "whole numbers such as [0, 1, 2]"))
-    for value in chosen:
-        if not 0 <= value < (length or 2**63):
-            where = f"0 .. {length - 1}, the positions of a sequence" if length else "what a sequence has: 0 or more"
-            raise InputError(f"{what} {shown(value)} is outside {where}")
+    most = 2**31 - 1 if length is None else length - 1
+    chosen = sorted(whole_number(what, value, 0, most) for value in several(f"{what}s", values, "whole numbers"))
     if len(set(chosen)) < len(chosen):
         raise InputError(f"each {what} can be given once, not {', '.join(map(str, chosen))}")
     return tuple(chosen)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from posstats.arguments import plain, shown
+from posstats.arguments import shown
 from posstats.errors import InputError
 from posstats.vocabulary import COORDINATES, VARIABLES
 
@@ -41,8 +41,7 @@ def storable_attributes(attrs: Mapping[Any, Any]) -> dict[str, Any]:
 def _name(name: Any) -> str:
     if not isinstance(name, str) or not name or not _is_text(name) or name in _RESERVED:
         raise InputError(
-            f"an attribute cannot be called {shown(name)}: names are texts, and of these {', '.join(sorted(_RESERVED))} "
-            "are taken"
+            f"an attribute cannot be called {shown(name)}: a name is text, and none of {', '.join(sorted(_RESERVED))}"
         )
     return name
 
@@ -54,7 +53,7 @@ def _attribute(name: str, value: Any) -> Any:
     )
     try:
         given = np.asarray(value.values if isinstance(value, xr.DataArray) else value, dtype=object)
-        items = [plain(item) for item in given.ravel()]
+        items = [item.item() if isinstance(item, np.generic) else item for item in given.ravel()]
         numbers = np.asarray(value)
     except Exception as error:  # what is no array can refuse to become one in any way
         raise InputError(refusal) from error
@@ -62,7 +61,7 @@ def _attribute(name: str, value: Any) -> Any:
         return str(items[0]) if given.ndim == 0 else [str(item) for item in items]
     same = numbers.dtype.kind in "iufc" and not any(isinstance(item, bool | str) for item in items)
     # Whole numbers beside others become floating-point numbers, which do not hold all of them.
-    if not same or any(a != b and a == a for a, b in zip(items, map(plain, numbers.ravel()), strict=True)):
+    if not same or any(a != b and a == a for a, b in zip(items, numbers.ravel().tolist(), strict=True)):
         raise InputError(refusal)
     return numbers
 

@@ -9,7 +9,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
 from posstats.errors import InputError
 from posstats.study.naming import model_label, one_spelling, own_folder, place_label, plain
@@ -23,13 +23,14 @@ from posstats.study.sections import (
     RunConfig,
     SequencesConfig,
 )
-from posstats.study.strict import merged, section, table
 from posstats.vocabulary import BASELINE
 
 __all__ = [
     "SECTIONS", "SOURCES", "AnalysesConfig", "AnalysisConfig", "DumpConfig", "InferenceConfig", "ModelConfig",
     "RecordConfig", "RunConfig", "SequencesConfig", "load_config", "options", "profiles",
 ]  # fmt: skip
+
+_TYPE_NAMES = {str: "text in quotes", int: "a whole number", float: "a number", bool: "true or false"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,12 +127,12 @@ def load_config(
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path} is not valid TOML: {error}") from error
-    profiles = table(document.pop("profile", {}), f"[profile] of {path}")
+    profiles = _table(document.pop("profile", {}), f"[profile] of {path}")
     # By itself first: a mistake in it is not one of the profiles, each of which is checked on top of it.
     sections = _sections(document)
     for name, changes in profiles.items():
         where = f"profile.{name}"
-        found = _sections(merged(document, table(changes, f"[{where}]")), f"{where}: ")
+        found = _sections(_merged(document, _table(changes, f"[{where}]")), f"{where}: ")
         if name == profile:
             sections = found
     if profile is not None and profile not in profiles:
@@ -172,14 +173,14 @@ def _sections(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         where = f"{prefix}[{name}]"
         if name == "dumps":
             values[name] = {
-                label: section(DumpConfig, table(entry, f"{prefix}[dumps.{label}]"), f"{prefix}[dumps.{label}]")
-                for label, entry in table(content, where).items()
+                label: _section(DumpConfig, _table(entry, f"{prefix}[dumps.{label}]"), f"{prefix}[dumps.{label}]")
+                for label, entry in _table(content, where).items()
             }
             for label in values[name]:
                 if not re.fullmatch(r"[A-Za-z0-9_-]+", label):
                     raise InputError(f"{where}: a dump's name has letters, digits, - and _ only, not {label!r}")
         else:
-            values[name] = section(SECTIONS[name], table(content, where), where)
+            values[name] = _section(SECTIONS[name], _table(content, where), where)
     return values
 
 
@@ -201,3 +202,49 @@ def options() -> dict[str, Any]:
         for section, kind in SECTIONS.items()
         for entry in fields(kind)
     }
+
+
+def _merged(document: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables merged key by key; anything else replaced."""
+    result = dict(document)
+    for key, value in changes.items():
+        old = result.get(key)
+        result[key] = _merged(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return result
+
+
+def _table(value: Any, where: str) -> Mapping[str, Any]:
+    """The value, if it is a table; `where` is what an error calls it."""
+    if not isinstance(value, Mapping):
+        raise InputError(f"{where} must be a table of keys, not {value!r}")
+    return value
+
+
+def _section(kind: type, content: Mapping[str, Any], where: str) -> Any:
+    """A dataclass from a table of its fields, which it checks itself; `where` is what an error calls the table."""
+    allowed = [entry.name for entry in fields(kind)]
+    unknown = [key for key in content if key not in allowed]
+    if unknown:
+        raise InputError(f"{where} has no key {unknown[0]!r}; its keys are {', '.join(allowed)}")
+    types = get_type_hints(kind)
+    values = {key: _value(value, types[key], f"{where} {key}") for key, value in content.items()}
+    try:
+        return kind(**values)
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from error
+
+
+def _value(value: Any, kind: Any, where: str) -> Any:
+    """The value, if it is of its type; lists become tuples and whole numbers floats."""
+    allowed = (
+        [kind] if get_origin(kind) is tuple else [one for one in get_args(kind) or (kind,) if one is not type(None)]
+    )
+    for one in allowed:
+        if get_origin(one) is tuple and isinstance(value, list):
+            return tuple(_value(item, get_args(one)[0], where) for item in value)
+        if type(value) is one:
+            return value
+        if one is float and type(value) is int:
+            return float(value)
+    described = " or ".join("a list" if get_origin(one) is tuple else _TYPE_NAMES[one] for one in allowed)
+    raise InputError(f"{where} must be {described}, not {value!r}")

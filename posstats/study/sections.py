@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from posstats.arguments import seed, whole
+from posstats.arguments import seed_of, whole_number
 from posstats.dataset.conditions import parse_conditions
 from posstats.dumping.run.options import RecordOptions
 from posstats.errors import InputError
@@ -76,7 +76,7 @@ class SequencesConfig:
         if self.length < 2 + self.bos:
             counted = ", the BOS counted" if self.bos else ""
             raise InputError(f"length must be at least {2 + self.bos} tokens{counted}, not {self.length}")
-        seed("seed", self.seed)
+        seed_of(self.seed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,5 +222,5 @@ class RunConfig:
     workers: int = 2
 
     def __post_init__(self) -> None:
-        whole("workers", self.workers, 1)
+        whole_number("workers", self.workers, 1)
         RecordOptions(batch_size=self.batch_size)

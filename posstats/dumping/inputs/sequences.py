@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from posstats.arguments import flag, several, shown, whole
-from posstats.arguments import seed as check_seed
+from posstats.arguments import flag, seed_of, several, shown, whole_number
 from posstats.dumping.inputs.corpus import Crops, read_texts
 from posstats.dumping.inputs.labels import check_text, document_labels
 from posstats.dumping.inputs.tokens import check_tokenizer, choose_bos, ordinary_beside, ordinary_tokens
@@ -83,9 +82,9 @@ class Sequences:
         check_text("bos_token", self.bos_token)
         values = {"ids": ids, "document": document, "ordinary": ordinary}
         if self.seed is not None:
-            values["seed"] = check_seed("seed", self.seed)
+            values["seed"] = seed_of(self.seed)
         if self.bos_id is not None:
-            values["bos_id"] = whole("bos_id", self.bos_id, 0)
+            values["bos_id"] = whole_number("bos_id", self.bos_id)
             if not (ids[:, 0] == self.bos_id).all():
                 raise InputError(f"bos_id is {self.bos_id}, but not every sequence begins with that token")
             if ids.shape[1] > 1 and (ids[:, 1] == self.bos_id).all():
@@ -136,7 +135,7 @@ def _token_ids(message: str, given: Any, dims: int) -> np.ndarray:
 def _check_design(tokenizer: Any, n: Any, length: Any, bos: Any = False) -> tuple[int, int, bool]:
     """What every generator of sequences is given."""
     check_tokenizer(tokenizer)
-    n, length, bos = whole("n", n, 1), whole("length", length), flag("bos", bos)
+    n, length, bos = whole_number("n", n, 1), whole_number("length", length), flag("bos", bos)
     if length < 2 + bos:
         raise InputError(f"length must be at least {2 + bos} tokens{', the BOS counted' if bos else ''}, not {length}")
     if (free := free_memory()) < 8 * n * length:
@@ -147,7 +146,7 @@ def _check_design(tokenizer: Any, n: Any, length: Any, bos: Any = False) -> tupl
 
 
 def _generator(seed: Any, stream: int) -> np.random.Generator:
-    seed = check_seed("seed", seed)
+    seed = seed_of(seed)
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(stream,)))
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from posstats.arguments import shown, whole
+from posstats.arguments import shown, whole_number
 from posstats.errors import InputError
 
 if TYPE_CHECKING:
@@ -96,9 +96,9 @@ def choose_bos(tokenizer: PreTrainedTokenizerBase, bos: bool, bos_token: str | i
             )
         return vocabulary[bos_token], bos_token
     spelling = {i: text for text, i in vocabulary.items()}
-    token = whole("a bos_token that is no text", bos_token)
+    token = whole_number("bos_token, where it is no text,", bos_token, 0, max(spelling))
     if token not in spelling:
-        raise InputError(f"bos_token={shown(token)} is not a token id; ids run from 0 to {max(spelling)}")
+        raise InputError(f"bos_token={token} is not a token id; not every number up to {max(spelling)} is")
     return token, spelling[token]
 
 

@@ -14,7 +14,7 @@ import torch
 import transformers
 
 from posstats._version import __version__
-from posstats.arguments import choice, expanded, file_path, shown, whole
+from posstats.arguments import choice, expanded, file_path, shown, whole_number
 from posstats.dumping.model.adapters import Adapter, merge_adapter, read_adapter
 from posstats.dumping.model.checkpoints import DEFAULT_MODEL, converted_gguf, default_gguf, weights_digest
 from posstats.dumping.model.float64 import compute_in_float64
@@ -144,7 +144,7 @@ def load_model(
         raise InputError(f"revision must be text, a branch, tag or commit such as 'main', not {shown(revision)}")
     models = file_path("models_dir", models_dir, folder=True)
     if sliding_window is not None:
-        sliding_window = whole("sliding_window", sliding_window, 1)
+        sliding_window = whole_number("sliding_window", sliding_window, 1)
     trained = None if adapter is None else read_adapter(file_path("adapter", adapter, folder=True))
     if trained is not None:
         if not (rope_parameters is None and ntk_factor is None and sliding_window is None):

@@ -68,7 +68,9 @@ def vary_rope(
         if text.rope_parameters == before:
             raise InputError("rope_parameters change nothing: the model has these already; leave them out")
     if ntk_factor is not None:
-        ntk_factor = number("ntk_factor", ntk_factor, above=1)
+        ntk_factor = number("ntk_factor", ntk_factor)
+        if ntk_factor <= 1:
+            raise InputError(f"ntk_factor must be above 1, where RoPE is as it was trained, not {ntk_factor:g}")
         stretch *= ntk_factor
         changes = (*changes, f"ntk_factor={ntk_factor:g}")
         head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from posstats.arguments import flag, seed, several, whole
+from posstats.arguments import flag, seed_of, several, shown, whole_number
 from posstats.dataset.conditions import check_positions, parse_conditions
 from posstats.errors import InputError
 from posstats.vocabulary import BASELINE, DEFAULT_OFFSETS
@@ -50,8 +50,8 @@ class RecordOptions:
             "conditions": tuple(condition.name for condition in parse_conditions(self.conditions)),
             "offsets": check_positions("offset", self.offsets),
             "probes": check_positions("probe", self.probes),
-            "batch_size": None if self.batch_size is None else whole("batch_size", self.batch_size, 1),
-            "seed": seed("seed", self.seed),
+            "batch_size": None if self.batch_size is None else whole_number("batch_size", self.batch_size, 1),
+            "seed": seed_of(self.seed),
             "shard": None if self.shard is None else _shard(self.shard),
             "resume": flag("resume", self.resume),
             "overwrite": flag("overwrite", self.overwrite),
@@ -70,7 +70,7 @@ class RecordOptions:
 
 
 def _shard(given: Iterable[int]) -> tuple[int, int]:
-    numbers = [whole("shard", value) for value in several("shard", given, "two whole numbers (k, n)")]
+    numbers = [whole_number("shard", value) for value in several("shard", given, "two whole numbers, k and n")]
     if len(numbers) != 2 or not 1 <= numbers[0] <= numbers[1]:
-        raise InputError(f"shard must be (k, n) with 1 <= k <= n, not ({', '.join(map(str, numbers))})")
+        raise InputError(f"shard must be (k, n) with 1 <= k <= n, not {shown(given)}")
     return numbers[0], numbers[1]
