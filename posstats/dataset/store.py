@@ -118,7 +118,8 @@ def open_dump(path: str | Path) -> xr.Dataset:
             raise DumpError(f"the dump {path} is not finished: run the same dump again, it goes on where it stopped")
         raise DumpError(f"there is no dump {path}")
     try:
-        with xr.open_dataset(path, engine="h5netcdf") as source:
+        # A dump names all its dims; without the option, h5netcdf warns of another file that does not.
+        with xr.open_dataset(path, engine="h5netcdf", phony_dims="access") as source:
             check_schema(source, str(path))
             frame = source.drop_vars(_names(source)).load()
             attrs = {name: source[name].attrs for name in _names(source)}

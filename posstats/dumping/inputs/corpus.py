@@ -112,8 +112,8 @@ def read_texts(source: str | Path | Mapping[str, str] | Iterable[str] | None) ->
     if not path.exists():
         raise InputError(f"there is no file or folder {path}; texts themselves are given as a list")
     if path.suffix == ".jsonl":
-        labels, texts = zip(*_read_json_lines(path), strict=True)
-        return path.name, Texts(list(labels), list(texts))
+        lines = list(_read_json_lines(path))
+        return path.name, Texts([label for label, _ in lines], [text for _, text in lines])
     return path.name, Texts([path.name], [path])
 
 

@@ -80,7 +80,7 @@ class Sequences:
         document = document_labels(self.document, len(ids))
         check_text("source", self.source)
         check_text("bos_token", self.bos_token)
-        values = {"ids": ids, "document": document, "ordinary": ordinary}
+        values: dict[str, Any] = {"ids": ids, "document": document, "ordinary": ordinary}
         if self.seed is not None:
             values["seed"] = seed_of(self.seed)
         if self.bos_id is not None:
