@@ -181,6 +181,8 @@ def file_path(name: str, value: object, *, folder: bool = False) -> Path:
     try:
         os.fsencode(path)
         taken = path.is_dir()
+    except PermissionError:  # so will be the use of the path, and can say what for
+        taken = False
     except (ValueError, OSError) as error:  # what no name can have in it, or too long a name
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"{name} {shown(value)} is not a name that a file can have: {reason}.") from error

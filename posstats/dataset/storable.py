@@ -28,7 +28,7 @@ def storable_attributes(attrs: Mapping[Any, Any]) -> dict[str, Any]:
     Returns
     -------
     dict of str
-        Texts as str or lists of them, numbers as arrays.
+        Texts as str or lists of them, numbers as they were given.
 
     Raises
     ------
@@ -63,7 +63,7 @@ def _attribute(name: str, value: Any) -> Any:
     # Whole numbers beside others become floating-point numbers, which do not hold all of them.
     if not same or any(a != b and a == a for a, b in zip(items, numbers.ravel().tolist(), strict=True)):
         raise InputError(refusal)
-    return numbers
+    return value
 
 
 def check_storable(dataset: xr.Dataset) -> None:

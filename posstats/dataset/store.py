@@ -113,8 +113,12 @@ def open_dump(path: str | Path) -> xr.Dataset:
     ('nats', 30)
     """
     path = file_path("path", path)
-    if not path.is_file():
-        if parts_folder(path).is_dir():
+    try:
+        there, begun = path.is_file(), parts_folder(path).is_dir()
+    except PermissionError as error:
+        raise DumpError(f"{path} cannot be read: {error.strerror}") from error
+    if not there:
+        if begun:
             raise DumpError(f"the dump {path} is not finished: run the same dump again, it goes on where it stopped")
         raise DumpError(f"there is no dump {path}")
     try:
