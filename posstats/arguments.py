@@ -4,6 +4,7 @@ A check returns the value in its plain type, or raises :class:`posstats.errors.I
 """
 
 import math
+import os
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral, Real
@@ -19,7 +20,10 @@ def shown(value: object) -> str:
     """Return a value as a message shows it: short, and by its type where it is large."""
     name = type(value).__name__
     if isinstance(value, _PLAIN) or name.startswith(("int", "uint", "float", "bool", "str")):
-        return reprlib.repr(value)
+        try:
+            return reprlib.repr(value)
+        except ValueError:
+            return "a number of more digits than Python prints"
     return f"an object of type {name}"
 
 
@@ -156,3 +160,40 @@ def _real(value: object) -> float:
         return float(value)
     except OverflowError:
         return math.inf
+
+
+def seed_of(value: object) -> int:
+    """Return the value if it is a seed that a dump can hold: a whole number from 0 to 2**64 - 1."""
+    return whole_number("seed", value, 0, 2**64 - 1)
+
+
+def several(name: str, value: object, kind: str) -> list[Any]:
+    """Return the entries of an iterable, which may have none and may be of any type; a text is no iterable here."""
+    entries = value.tolist() if hasattr(value, "tolist") else value
+    if isinstance(entries, str | bytes | Mapping) or not isinstance(entries, Iterable):
+        raise InputError(f"{name} must be a sequence of {kind}, not {shown(value)}.")
+    return list(entries)
+
+
+def file_path(name: str, value: object, *, folder: bool = False) -> Path:
+    """Return the value as a path if a file can have that name; that of a folder only where `folder` says so."""
+    path = path_of(name, value)
+    try:
+        os.fsencode(path)
+        taken = path.is_dir()
+    except PermissionError:  # so will be the use of the path, and can say what for
+        taken = False
+    except (ValueError, OSError) as error:  # what no name can have in it, or too long a name
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"{name} {shown(value)} is not a name that a file can have: {reason}.") from error
+    if not folder and (taken or not path.name):
+        raise InputError(f"{name} {path} is a folder; give the name of a file, such as {path / 'mine.h5'}.")
+    return path
+
+
+def expanded(path: str | Path) -> Path:
+    """Return a path with the home folder in place of a leading ~, so far as there is such a user."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:  # the name then leads to no file either
+        return Path(path)

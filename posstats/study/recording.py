@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 from posstats.dataset.conditions import check_positions
 from posstats.dataset.store import parts_folder
 from posstats.dataset.terms import few_documents_note
+from posstats.dumping.run.options import RecordOptions
 from posstats.errors import InputError
 from posstats.execution.cluster import connected
+from posstats.execution.memory import free_memory
 from posstats.execution.parallel import side_by_side
 from posstats.execution.progress import progress
 from posstats.study.config import DumpConfig, ModelConfig, RecordConfig, RunConfig, SequencesConfig
@@ -62,10 +64,10 @@ def record_dumps(
     PosstatsError
         If torch or transformers is not installed, or as ``posstats.load_model`` and ``posstats.dump`` do.
     """
-    for path, loaded, drawn, options in _prepared(dumps, model, sequences, record, run):
-        from posstats.dumping.run.dump import dump
+    for given in _prepared(dumps, model, sequences, record, run, overwrite, shard):
+        from posstats.dumping.run import dump
 
-        dump(loaded, drawn, path, **options, overwrite=overwrite, shard=shard, progress=show)
+        dump.record(*given, show=show)
 
 
 def record_shares(
@@ -148,10 +150,10 @@ def estimate_dumps(
         As :func:`record_dumps` does before it begins.
     """
     costs = {}
-    for path, loaded, drawn, options in _prepared(dumps, model, sequences, record, run):
+    for given in _prepared(dumps, model, sequences, record, run, overwrite, shard):
         from posstats.dumping.run.cost import estimate_cost
 
-        costs[path] = estimate_cost(loaded, drawn, path, **options, overwrite=overwrite, shard=shard)
+        costs[given[2]] = estimate_cost(*given)
     return costs
 
 
@@ -161,8 +163,10 @@ def _prepared(
     sequences: SequencesConfig,
     record: RecordConfig,
     run: RunConfig,
-) -> Iterator[tuple[Path, Any, Any, dict[str, Any]]]:
-    """Of each dump its file, the model, which is loaded once, the sequences and the options of `posstats.dump`."""
+    overwrite: bool,
+    shard: tuple[int, int] | None,
+) -> Iterator[tuple[Any, Any, Path, RecordOptions, Any]]:
+    """Of each dump the model, which is loaded once, the sequences, the file, the options and the tokenizer."""
     check_positions("offset", record.offsets, sequences.length)  # before torch and the model are loaded
     try:
         from posstats.dumping.model.load import load_model, max_length
@@ -195,34 +199,33 @@ def _prepared(
         )
     _tell_of_offsets(loaded, sequences.length, record.offsets)
     for path, entry in dumps.items():
-        options = {
-            "conditions": entry.conditions or record.conditions,
-            "offsets": record.offsets,
-            "tokenizer": tokenizer,
-            "batch_size": run.batch_size,
-            "seed": record.seed,
-        }
+        options = RecordOptions(
+            entry.conditions or record.conditions,
+            record.offsets,
+            batch_size=run.batch_size,
+            seed=record.seed,
+            shard=shard,
+            overwrite=overwrite,
+        )
         drawn = _sequences(entry, sequences, tokenizer)
         if drawn.documents >= MINIMUM_DOCUMENTS:  # with fewer there will be no dump
             for note in few_documents_note(drawn.documents):
                 logger.warning("warning: %s: %s", path, note)
-        if BASELINE not in options["conditions"]:
+        if BASELINE not in options.conditions:
             logger.warning(
                 "warning: %s: without the condition %s nothing that compares with it can be computed, such as removal",
                 path,
                 BASELINE,
             )
-        yield path, loaded, drawn, options
+        yield loaded, drawn, path, options, tokenizer
 
 
 def _check_memory(dumps: Mapping[Path, DumpConfig], design: SequencesConfig, record: RecordConfig) -> None:
     """Refuse more tokens than the memory holds, before any is drawn."""
-    from posstats.dumping.run.memory import available_memory
-
     conditions = max((len(entry.conditions or record.conditions) for entry in dumps.values()), default=1)
     # 8 bytes a token: as drawn, as fed under each condition, and once more while these are put together; and a label.
     each = 8 * design.length * (2 + 2 * conditions) + 200
-    free = available_memory()
+    free = free_memory()
     if design.n * each > free:
         raise InputError(
             f"the tokens of {design.n} sequences take about {design.n * each / 1e9:.1f} GB of memory and "

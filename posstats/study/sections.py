@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass
 
+from posstats.arguments import seed_of, whole_number
 from posstats.dataset.conditions import parse_conditions
+from posstats.dumping.run.options import RecordOptions
 from posstats.errors import InputError
 from posstats.vocabulary import BASELINE, DEFAULT_LENGTH, DEFAULT_OFFSETS, DEFAULT_SEQUENCES, MINIMUM_DOCUMENTS
 
@@ -73,7 +75,7 @@ class SequencesConfig:
         if self.length < 2 + self.bos:
             counted = ", the BOS counted" if self.bos else ""
             raise InputError(f"length must be at least {2 + self.bos} tokens{counted}, not {self.length}")
-        _check_seed(self.seed)
+        seed_of(self.seed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +127,7 @@ class RecordConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        parse_conditions(self.conditions)
-        _check_seed(self.seed)
+        RecordOptions(self.conditions, self.offsets, seed=self.seed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,12 +171,5 @@ class RunConfig:
     workers: int = 2
 
     def __post_init__(self) -> None:
-        if self.workers < 1:
-            raise InputError(f"workers must be at least 1, not {self.workers}")
-        if self.batch_size is not None and self.batch_size < 1:
-            raise InputError(f"batch_size must be at least 1, not {self.batch_size}")
-
-
-def _check_seed(seed: int) -> None:
-    if seed < 0:
-        raise InputError(f"seed must be 0 or more, not {seed}")
+        whole_number("workers", self.workers, 1)
+        RecordOptions(batch_size=self.batch_size)

@@ -163,7 +163,7 @@ class TestDryRun:
         path = tmp_path / "d.h5"
         for more, message in (
             (["-d", 16], "outside 0 .. 15"),
-            (["--batch-size", 0], "batch_size must be at least 1"),
+            (["--batch-size", 0], "batch_size must be a whole number of at least 1"),
             (["-c", "bos=nil"], "there is no condition"),
         ):
             code, out, err = self.dump(run, model, path, "--dry-run", *more)

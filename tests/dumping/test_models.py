@@ -239,7 +239,9 @@ class TestRefusals:
                 load_model(folder, ntk_factor=factor)
         with pytest.raises(InputError, match="sliding_window"):
             load_model(folder, sliding_window=0)
-        with pytest.raises(InputError, match="rope_type 'spiral' in rope_parameters is not one of default, dynamic"):
+        with pytest.raises(
+            InputError, match=r"rope_type in rope_parameters must be one of default, dynamic, .*, not 'spiral'"
+        ):
             load_model(folder, rope_parameters={"rope_type": "spiral"})
         with pytest.raises(ModelError, match=r"rope_parameters do not fit the model: .*factor"):
             load_model(folder, rope_parameters={"rope_type": "linear"})

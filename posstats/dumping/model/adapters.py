@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from posstats.arguments import expanded
 from posstats.dumping.model.checkpoints import weights_digest
 from posstats.errors import ModelError
 
@@ -69,7 +70,7 @@ def read_adapter(folder: str | Path) -> Adapter:
     ModelError
         If a file is missing, holds no safetensors, or its record is not one.
     """
-    folder = Path(folder).expanduser()
+    folder = expanded(folder)
     missing = [name for name in (RECORD, CONFIG, TENSORS) if not (folder / name).is_file()]
     if missing:
         raise ModelError(

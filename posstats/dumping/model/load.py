@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from os import fspath
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 import transformers
 
 from posstats._version import __version__
+from posstats.arguments import choice, expanded, file_path, shown, whole_number
 from posstats.dumping.model.adapters import Adapter, merge_adapter, read_adapter
 from posstats.dumping.model.checkpoints import DEFAULT_MODEL, converted_gguf, default_gguf, weights_digest
 from posstats.dumping.model.float64 import compute_in_float64
@@ -120,7 +122,7 @@ def load_model(
     Raises
     ------
     InputError
-        For an option that does not exist, or one that changes nothing.
+        For an option of another type, one that does not exist, or one that changes nothing.
     ModelError
         If the model cannot be loaded or is not a rotary decoder that can be recorded exactly, or if the adapter was
         trained on other weights.
@@ -135,9 +137,15 @@ def load_model(
     >>> mine.config.num_hidden_layers, its_tokenizer.bos_token
     (3, '<bos>')
     """
-    if dtype not in DTYPES:
-        raise InputError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
-    trained = None if adapter is None else read_adapter(adapter)
+    file_path("name", name, folder=True)
+    name = fspath(name)  # as given: a Path would drop a leading ./
+    choice("dtype", dtype, DTYPES)
+    if revision is not None and not (isinstance(revision, str) and revision):
+        raise InputError(f"revision must be text, a branch, tag or commit such as 'main', not {shown(revision)}")
+    models = file_path("models_dir", models_dir, folder=True)
+    if sliding_window is not None:
+        sliding_window = whole_number("sliding_window", sliding_window, 1)
+    trained = None if adapter is None else read_adapter(file_path("adapter", adapter, folder=True))
     if trained is not None:
         if not (rope_parameters is None and ntk_factor is None and sliding_window is None):
             raise InputError(
@@ -148,8 +156,8 @@ def load_model(
     if not sys.stderr.isatty():
         transformers.utils.logging.disable_progress_bar()
     place = _device(device)
-    source, where = locate(str(name), revision, Path(models_dir))
-    config = configuration(str(name), source, where)
+    source, where = locate(name, revision, models)
+    config = configuration(name, source, where)
     changes, stretch = vary_rope(config, rope_parameters, ntk_factor)
     if sliding_window is not None and trained is None:
         check_window(config.get_text_config(), sliding_window)
@@ -161,7 +169,7 @@ def load_model(
         {**where, "config": config, "dtype": getattr(torch, dtype), "use_safetensors": True},
     )
     check_model(model)
-    check_finite(model, str(name))
+    check_finite(model, name)
     if dtype == "float64":
         compute_in_float64(model)
     try:
@@ -174,14 +182,16 @@ def load_model(
     if trained is not None:
         model = merge_adapter(model, trained)
     commit = getattr(config, "_commit_hash", None) or ""
-    model.posstats_provenance = Provenance(str(name), commit, plain_config(model.config), changes, stretch, trained)
+    model.posstats_provenance = Provenance(name, commit, plain_config(model.config), changes, stretch, trained)
     return model, tokenizer
 
 
-def _device(device: str | None) -> torch.device:
+def _device(device: str | torch.device | None) -> torch.device:
     """The device asked for, or a GPU if there is one."""
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if not isinstance(device, str | torch.device):
+        raise InputError(f"device must be text such as 'cpu' or 'cuda:0', not {shown(device)}")
     try:
         return torch.empty(0, device=device).device
     except (RuntimeError, AssertionError) as error:  # an assertion is how torch says that it was built without CUDA
@@ -204,7 +214,7 @@ def configuration(name: str, source: str, where: dict[str, Any]) -> Any:
 
 def locate(name: str, revision: str | None, models_dir: Path) -> tuple[str, dict[str, Any]]:
     """Folder or repository to load from, and how."""
-    path = Path(name).expanduser()
+    path = expanded(name)
     if name == DEFAULT_MODEL or path.suffix == ".gguf":
         return str(converted_gguf(default_gguf() if name == DEFAULT_MODEL else path, models_dir)), {
             "local_files_only": True

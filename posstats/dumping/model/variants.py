@@ -8,6 +8,7 @@ from typing import Any
 
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from posstats.arguments import choice, number, shown
 from posstats.errors import InputError, ModelError
 
 #: What transformers reads from `rope_parameters`, all types of RoPE together.
@@ -52,22 +53,23 @@ def vary_rope(
     if rope_parameters is not None:
         _check_rope_parameters(rope_parameters, text)
         before = copy.deepcopy(text.rope_parameters)
-        changes = (f"rope_parameters={json.dumps(dict(rope_parameters), sort_keys=True)}",)
         nested = text.nested_rope_parameter_keys(text.rope_parameters)
         for key in nested or [None]:
             target = text.rope_parameters if key is None else text.rope_parameters[key]
             given = rope_parameters if key is None else rope_parameters.get(key, rope_parameters)
             target.update({k: v for k, v in given.items() if k not in nested})
         try:
+            changes = (f"rope_parameters={json.dumps(dict(rope_parameters), sort_keys=True)}",)
             text.standardize_rope_params()
             text.validate_rope()
-        except (ValueError, KeyError, TypeError) as error:
+            stretch = _stretch(_farthest(before, text), _farthest(text.rope_parameters, text))
+        except (ValueError, KeyError, TypeError, ArithmeticError) as error:
             raise ModelError(f"rope_parameters do not fit the model: {error}") from error
         if text.rope_parameters == before:
             raise InputError("rope_parameters change nothing: the model has these already; leave them out")
-        stretch = _stretch(_farthest(before, text), _farthest(text.rope_parameters, text))
     if ntk_factor is not None:
-        if not ntk_factor > 1:
+        ntk_factor = number("ntk_factor", ntk_factor)
+        if ntk_factor <= 1:
             raise InputError(f"ntk_factor must be above 1, where RoPE is as it was trained, not {ntk_factor:g}")
         stretch *= ntk_factor
         changes = (*changes, f"ntk_factor={ntk_factor:g}")
@@ -89,11 +91,16 @@ def vary_rope(
 
 def _check_rope_parameters(rope_parameters: Mapping[str, Any], text: Any) -> None:
     kinds = text.nested_rope_parameter_keys(text.rope_parameters)
+    several = [rope_parameters]
+    if isinstance(rope_parameters, Mapping):
+        several += [rope_parameters[kind] for kind in kinds if kind in rope_parameters]
+    for parameters in several:
+        if not isinstance(parameters, Mapping) or not all(isinstance(name, str) for name in parameters):
+            raise InputError(f"rope_parameters must map names, such as 'factor', to values, not {shown(parameters)}")
     known = _ROPE_KEYS.union(*flat_rope_parameters(text))
-    for parameters in (rope_parameters, *(rope_parameters[kind] for kind in kinds if kind in rope_parameters)):
-        kind, allowed = parameters.get("rope_type", "default"), {"default", *ROPE_INIT_FUNCTIONS}
-        if kind not in allowed:
-            raise InputError(f"rope_type {kind!r} in rope_parameters is not one of {', '.join(sorted(allowed))}")
+    types = sorted({"default", *ROPE_INIT_FUNCTIONS})
+    for parameters in several:
+        choice("rope_type in rope_parameters", parameters.get("rope_type", "default"), types)
         unknown = sorted(set(parameters) - known - (set(kinds) if parameters is rope_parameters else set()))
         if unknown:
             raise InputError(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
 from typing import Any
 
 import torch
+
+from posstats.execution.memory import free_memory
 
 #: Tokens of one forward pass beyond which a larger batch gains nothing.
 _ENOUGH_TOKENS = {"cpu": 4096, "cuda": 65536}
@@ -31,19 +31,7 @@ def available_memory(device: torch.device | None = None) -> int:
     """
     if device is not None and device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    machine = re.search(r"MemAvailable:\s*(\d+) kB", _text("/proc/meminfo"))
-    limits = [int(machine[1]) * 1024] if machine else []
-    used, limit = _text("/sys/fs/cgroup/memory.current"), _text("/sys/fs/cgroup/memory.max")
-    if used.strip().isdigit() and limit.strip().isdigit():
-        limits.append(max(0, int(limit) - int(used)))
-    return min(limits, default=2**31)
-
-
-def _text(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="ascii")
-    except OSError:
-        return ""
+    return free_memory()
 
 
 def sequence_memory(config: Any, length: int, record_bytes: int, itemsize: int = 4) -> int:
