@@ -177,6 +177,8 @@ class _Stored:
         self.ndim = len(self.shape)
 
     def __getitem__(self, key: tuple[slice, ...]) -> np.ndarray:
+        if not self._file.open:
+            raise DumpError(f"{self._file.path} was closed; keep a dump open for as long as its values are read")
         try:
             return self._file.open[self._name][key]
         except OSError as error:

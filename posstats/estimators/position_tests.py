@@ -7,18 +7,20 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 from scipy import stats as sps
+from statsmodels.regression.linear_model import RegressionResultsWrapper
 
 from posstats.arguments import choice
 from posstats.dataset.blocks import Block, by_layer, field_blocks
 from posstats.dataset.parameters import explained
+from posstats.dataset.terms import document_codes, select_condition
 from posstats.estimators.rows import adjusted, conditions, prepare
 from posstats.execution.parallel import side_by_side
 from posstats.results.base import PositionResult
 from posstats.stats.inference.options import Inference
 from posstats.stats.pair_products.components import LayerField, analysed_queries, by_row
-from posstats.stats.pair_products.terms import Array
+from posstats.stats.pair_products.terms import Array, Reference
 from posstats.stats.pair_products.terms import reference as build_reference
-from posstats.stats.regression import Basis, PositionFit, fit_coefficients, position_basis
+from posstats.stats.regression import Basis, PositionFit, fit_coefficients, fit_rows, position_basis
 from posstats.vocabulary import LOG_ATTENTION, TERMS
 
 _TERMS = (LOG_ATTENTION, *TERMS)
@@ -103,7 +105,7 @@ def position_tests(
     table.loc[table.term == "relative", ["p", "spline_p"]] = np.nan
     table = adjusted(table, ["condition", "term"], inference, {"p": "q", "spline_p": "spline_q"})
     settings |= {"level": inference.level, "reference": reference, "standard_errors": "clustered by document, t(G-1)"}
-    return PositionResult(table, settings, notes)
+    return PositionResult(table, settings, notes, partial(_model, terms, queries, reference))
 
 
 def _fits(block: Block, *, queries: np.ndarray, reference: str) -> tuple[PositionFit, PositionFit]:
@@ -125,18 +127,59 @@ def _fit(field: LayerField, queries: np.ndarray, basis: Basis, reference: str) -
 
     share, rest, drift = slope(field.rest_share), slope(field.rest), slope(field.logit.mean(axis=-1))
     log_z, log_rest = (by_row(logs, project) for logs in _reference_logs(field, queries, reference))
-    zero = np.zeros_like(share)
-    by_term = {
-        LOG_ATTENTION: drift + share + rest,
-        "relative": zero,
-        "mask": zero - log_z,
-        "sink": share + log_z - log_rest,
-        "logit_drift": drift,
-        "denominator_drift": rest + log_rest,
-    }
+    by_term = _by_term(drift, share, rest, log_z, log_rest, np.zeros_like(share))
     by_document = np.stack([by_term[term] for term in _TERMS], axis=2)
     size = np.abs(by_document).max(axis=(0, 2), keepdims=True)[0]
     return fit_coefficients(by_document, field.sequences, names=basis.names, rounding=_ROUNDING * size)
+
+
+def _by_term(
+    logit: Array, share: Array, rest: Array, log_z: Array, log_rest: Array, relative: Array
+) -> dict[str, Array]:
+    """Log attention and its terms from their parts: linear, so it serves values and their slopes alike."""
+    return {
+        LOG_ATTENTION: logit + share + rest,
+        "relative": relative,
+        "mask": np.zeros_like(share) - log_z,
+        "sink": share + log_z - log_rest,
+        "logit_drift": logit - relative,
+        "denominator_drift": rest + log_rest,
+    }
+
+
+def _model(
+    terms: xr.Dataset, queries: np.ndarray, reference: str, *, condition: str, layer: int, head: int, term: str
+) -> RegressionResultsWrapper:
+    """Regression of one term of one head on the rows of all sequences, whose documents have the reference of `_fit`."""
+    one = select_condition(terms, condition).sel(layer=[layer], head=[head])
+    sequences = np.arange(one.sizes["sequence"])
+    codes, _ = document_codes(one)
+    by_document, by_sequence = map(_only_field, (one, one.assign_coords(document=("sequence", sequences))))
+    ref = _reference(by_document, by_document.lag_mean.sum(axis=0) / by_document.sequences.sum())
+    logs = (
+        np.broadcast_to(log, (codes.max() + 1, *log.shape[1:]))
+        for log in _reference_logs(by_document, queries, reference)
+    )
+    log_z, log_rest = (log[codes, 0, :, None] for log in logs)
+    share, rest = (part[:, 0, queries, None] for part in (by_sequence.rest_share, by_sequence.rest))
+    parts = (by_sequence.logit[:, 0, queries], share, rest, log_z, log_rest, ref.logit[0, by_sequence.offsets])
+    offsets = by_sequence.offsets.tolist()
+    rows = pd.MultiIndex.from_product([one.sequence.values, queries, offsets], names=["sequence", "query", "offset"])
+    values = np.broadcast_to(_by_term(*parts)[term], (len(sequences), len(queries), len(offsets)))
+    design = {f"offset={d}": (rows.get_level_values("offset") == d).astype(float) for d in offsets}
+    design["log2(i+1)"] = np.log2(rows.get_level_values("query") + 1.0)
+    response = pd.Series(values.ravel(), rows, name=term)
+    return fit_rows(response, pd.DataFrame(design, rows), np.repeat(codes, len(queries) * len(offsets)))
+
+
+def _only_field(data: xr.Dataset) -> LayerField:
+    (block,) = field_blocks(data)
+    (field,) = block.fields()
+    return field
+
+
+def _reference(field: LayerField, lag_mean: Array) -> Reference:
+    return build_reference(lag_mean, field.visible_keys, field.learned_sink)
 
 
 def _reference_logs(field: LayerField, queries: np.ndarray, kind: str) -> tuple[Array, Array]:
@@ -148,7 +191,7 @@ def _reference_logs(field: LayerField, queries: np.ndarray, kind: str) -> tuple[
     total = field.sequences.sum()
 
     def logs(lag_mean: Array) -> list[Array]:
-        ref = build_reference(lag_mean, field.visible_keys, field.learned_sink)
+        ref = _reference(field, lag_mean)
         return [np.ascontiguousarray(one[..., queries]) for one in (ref.log_denominator, ref.log_denominator_rest)]
 
     full = logs(field.lag_mean.sum(axis=0) / total)

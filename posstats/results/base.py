@@ -1,8 +1,10 @@
 """Result objects: one tidy table each, which feeds data frame, dataset, text and HTML, and checks its arithmetic."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from html import escape
-from typing import ClassVar
+from numbers import Integral
+from typing import TYPE_CHECKING, ClassVar
 
 import pandas as pd
 import xarray as xr
@@ -12,6 +14,9 @@ from posstats.errors import InputError, NumericalError
 from posstats.results.cells import View, unit_text, view_of
 from posstats.results.columns import COLUMNS
 from posstats.vocabulary import RESIDUAL, RESIDUAL_TERMS, TERMS
+
+if TYPE_CHECKING:
+    from statsmodels.regression.linear_model import RegressionResultsWrapper
 
 #: Columns that say which estimate a row is.
 KEYS = ("condition", "contrast", "layer", "head", "queries", "term")
@@ -105,7 +110,7 @@ class Result:
     def _below(self, rows: int) -> list[str]:
         """What stands below the rows shown: how many are not, what they rest on, what to keep in mind."""
         hidden = len(self.table) - rows
-        beside = [f".{one.name}" for one in fields(self) if one.name not in Result.__slots__]
+        beside = [f".{one.name}" for one in fields(self) if one.repr and one.name not in Result.__slots__]
         return [
             *([f"... {hidden} more rows in .table"] if hidden > 0 else []),
             ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in self.settings.items()),
@@ -204,10 +209,73 @@ class PositionResult(Result):
 
     Columns added: `t`, `df`, `p`, `q` of the slope; `spline_f`, `spline_df1`, `spline_df2`, `spline_p`, `spline_q`
     (Hotelling). `estimate` is in nats per doubling of position.
+
+    Attributes
+    ----------
+    refit : callable, optional
+        Fit one slope on the rows of the dataset again, given its condition, layer, head and term; :meth:`model` needs
+        it. It refers to the dataset, which is read anew.
     """
+
+    refit: "Callable[..., RegressionResultsWrapper] | None" = field(default=None, repr=False)
 
     title: ClassVar[str] = "Position regression"
     units: ClassVar[str] = "nats per doubling of position"
+
+    def model(self, *, layer: int, head: int, term: str, condition: str | None = None) -> "RegressionResultsWrapper":
+        """Return the regression behind one row of the table as a fitted ``statsmodels`` results object.
+
+        Ordinary least squares on the rows (sequence, query, offset) of one head, read again from the dataset. The last
+        parameter, ``log2(i+1)``, has the estimate, standard error, p-value and interval of the table; the others are
+        the intercepts of the offsets. ``.summary()`` prints them.
+
+        Parameters
+        ----------
+        layer, head : int
+            Labels of the layer and of its head.
+        term : str
+            "log_attention" or one of its terms.
+        condition : str, optional
+            Needed where the table has several.
+
+        Returns
+        -------
+        statsmodels.regression.linear_model.RegressionResultsWrapper
+
+        Raises
+        ------
+        InputError
+            For a label that is not in the table, a term that does not vary between documents (the table has no p-value
+            for it), or a result without its dataset.
+        DumpError
+            If the dump was closed.
+
+        Examples
+        --------
+        >>> import posstats as ps
+        >>> tests = ps.position_tests(ps.simulate(n=30, length=64, seed=0).dataset)
+        >>> fit = tests.model(layer=0, head=1, term="sink")
+        >>> row = tests.table.query("layer == 0 and head == 1 and term == 'sink'").iloc[0]
+        >>> bool(abs(fit.params["log2(i+1)"] - row.estimate) < 1e-10), bool(abs(fit.pvalues.iloc[-1] - row.p) < 1e-10)
+        (True, True)
+        """
+        chosen = self.table
+        given = {"condition": condition, "layer": layer, "head": head, "term": term}
+        for name, value in given.items():
+            labels = chosen[name].unique().tolist()
+            if name == "condition" and value is None and len(labels) == 1:
+                given[name] = value = labels[0]
+            if type(value) is bool or not isinstance(value, str | Integral) or value not in labels:
+                raise InputError(f"{name} must be one of {', '.join(map(str, labels))}, not {value!r}.")
+            chosen = chosen[chosen[name] == value]
+        if chosen.p.isna().all():
+            raise InputError(
+                f"term {term!r} does not vary between documents in head {head} of layer {layer}: it has no test; "
+                "choose a term with a p-value in the table."
+            )
+        if self.refit is None:
+            raise InputError("This result has no dataset to read the rows from; call position_tests on the dump again.")
+        return self.refit(**given)
 
     def check(self) -> None:
         """Raise NumericalError unless the slopes of the five terms add up to the slope of log attention."""

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 from scipy.interpolate import CubicSpline
+from statsmodels.regression.linear_model import OLS, RegressionResultsWrapper
 
 from posstats.errors import DesignError, InputError, NumericalError
 from posstats.vocabulary import MINIMUM_DOCUMENTS
@@ -347,6 +348,44 @@ def fit_coefficients(
         n_sequences=int(m.sum()),
         n_degenerate=int(np.isnan(wald).sum()),
     )
+
+
+def fit_rows(response: ArrayLike, design: ArrayLike, documents: ArrayLike) -> RegressionResultsWrapper:
+    """Fit ordinary least squares row by row, with the covariance of :func:`fit_position` for all columns.
+
+    ``statsmodels`` has no factor G / (G - 1) by itself: its own correction multiplies by (n - 1) / (n - K) too.
+
+    Parameters
+    ----------
+    response : array_like, (row,)
+        Values in nats; labels of a pandas object are kept.
+    design : array_like, (row, column)
+        Columns of the regression, those of the intercepts included.
+    documents : array_like, (row,)
+        Document label of each row: the cluster.
+
+    Returns
+    -------
+    statsmodels.regression.linear_model.RegressionResultsWrapper
+        Tests and intervals refer to t(G - 1).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> x, documents = np.tile([1.0, 2.0, 4.0], 6), np.repeat(np.arange(6), 3)
+    >>> y = 2.0 + 0.1 * (1 + documents) * x
+    >>> fit = fit_rows(y, np.column_stack([np.ones(18), x]), documents)
+    >>> fit.params.round(3), fit.bse.round(4), fit.df_resid_inference
+    (array([2.  , 0.35]), array([0.    , 0.0764]), 5)
+    """
+    labels, code = np.unique(np.asarray(documents), return_inverse=True)
+    plain = OLS(response, design).fit()
+    fit = plain.get_robustcov_results("cluster", use_t=True, groups=code, use_correction=False)
+    fit.cov_params_default *= labels.size / (labels.size - 1)
+    fit.cov_kwds["description"] = (
+        f"Standard Errors are robust to correlation within {labels.size} documents, with the factor G / (G - 1)"
+    )
+    return RegressionResultsWrapper(fit)
 
 
 def _wald(

@@ -3,8 +3,9 @@
 Heads of one layer resemble each other, so a model's mean share or slope is not the mean of independent heads. The
 mixed model ``y[head] = x[head] @ beta + u[layer] + e[head] + sampling error`` has a random effect of the layer, one of
 the head within its layer, and, if given, the known covariance of the estimates that went in. Its parameters are the
-restricted maximum likelihood (REML) estimates. ``statsmodels.MixedLM`` agrees on the case without sampling errors,
-but it cannot take known sampling errors, and it judges a variance to be on the boundary by its absolute size.
+restricted maximum likelihood (REML) estimates. ``statsmodels.MixedLM`` agrees on the case without sampling errors and
+is its oracle in the tests. It does not serve here: it cannot take known sampling errors, so its standard errors miss
+what all heads share, and it judges a variance to be on the boundary by its absolute size.
 """
 
 from dataclasses import dataclass
