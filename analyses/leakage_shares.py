@@ -7,7 +7,6 @@ import posstats as ps
 from posstats.figures import leakage as figures
 from posstats.study.config import InferenceConfig
 from posstats.study.findings import Findings, Quantity
-from posstats.tables.table import rests_on
 from posstats.vocabulary import BASELINE, RESIDUAL, RESIDUAL_TERMS
 
 
@@ -41,7 +40,7 @@ def analyse(ds: xr.Dataset, inference: InferenceConfig) -> Findings:
                 "heads",
                 significant,
                 note=f"of {len(heads)}, {withheld} withheld",
-                rests_on=rests_on(by_head),
+                rests_on=by_head.rests_on,
             ),
         ],
     )

@@ -7,7 +7,6 @@ from posstats.errors import DesignError
 from posstats.figures import position0 as figures
 from posstats.study.config import InferenceConfig
 from posstats.study.findings import Findings, Quantity
-from posstats.tables.table import rests_on
 from posstats.vocabulary import BASELINE
 
 
@@ -31,7 +30,7 @@ def analyse(ds: xr.Dataset, inference: InferenceConfig) -> Findings:
                 "heads",
                 int(heads.sink_reading.sum()),
                 note=f"of {len(heads)}",
-                rests_on=rests_on(sinks),
+                rests_on=sinks.rests_on,
             ),
             *(
                 Quantity.of(

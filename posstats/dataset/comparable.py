@@ -9,7 +9,7 @@ import xarray as xr
 from posstats.dataset.blocks import read
 from posstats.dataset.terms import select_condition
 from posstats.errors import DesignError
-from posstats.vocabulary import BASELINE, TRAINED, VARIANT
+from posstats.vocabulary import BASELINE, TRAINED, VARIANT, Note
 
 #: How the attribute `sequences` of a dump of independent uniform tokens begins.
 IID = "iid tokens"
@@ -53,7 +53,7 @@ def check_window(ds: xr.Dataset, name: str) -> None:
         )
 
 
-def check_design(sides: Sequence[Sequence[xr.Dataset]], *, allow_mixed: bool = False) -> list[str]:
+def check_design(sides: Sequence[Sequence[xr.Dataset]], *, allow_mixed: bool = False) -> list[Note]:
     """Check that two sides, each one or several training runs, can be compared.
 
     Parameters
@@ -65,7 +65,7 @@ def check_design(sides: Sequence[Sequence[xr.Dataset]], *, allow_mixed: bool = F
 
     Returns
     -------
-    list of str
+    list of Note
         What is to be kept in mind.
 
     Raises
@@ -107,7 +107,7 @@ def check_design(sides: Sequence[Sequence[xr.Dataset]], *, allow_mixed: bool = F
             f"the models have {both} layers x heads: leakage, magnitude and slope are sums over heads; compare shares "
             "and removals"
         )
-    return notes
+    return [Note(note, "design") for note in notes]
 
 
 def _check_runs(runs: Sequence[xr.Dataset]) -> None:

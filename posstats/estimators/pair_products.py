@@ -31,6 +31,7 @@ from posstats.stats.inference.sign_flips import random_signs, sign_flip_test
 from posstats.stats.pair_products.components import LayerField, Statistics, analysed_queries, octave_bins
 from posstats.stats.pair_products.evaluate import evaluate, pair_products
 from posstats.stats.pair_products.terms import Array
+from posstats.vocabulary import Note
 
 #: Products of documents that a bin makes per head, at most: the components, and what is tested.
 _PRODUCTS = 8
@@ -91,10 +92,11 @@ class Inference:
         """A note where a family of tests is so large that one alone could never be significant."""
         if family <= (1 - self.level) * (self.n_permutations + 1):
             return ()
-        return (
+        text = (
             f"{self.n_permutations} sign flips cannot make a single one of {family} tests significant; "
-            f"n_permutations of {20 * family} or more would",
+            f"n_permutations of {20 * family} or more would"
         )
+        return (Note(text, "inference"),)
 
 
 @dataclass(frozen=True, slots=True)

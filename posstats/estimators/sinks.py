@@ -22,7 +22,7 @@ from posstats.stats.inference.resample import DEFAULT_METHODS, Interval
 from posstats.stats.pair_products.components import document_sums
 from posstats.stats.pair_products.terms import Array
 from posstats.stats.position0 import FIRST_SINK_QUERY, late_attention, queries_that_see_position_0
-from posstats.vocabulary import BASELINE
+from posstats.vocabulary import BASELINE, Note
 
 #: What rounding may do, per number format of the model: to a trajectory (relative), to an attention, and to terms in
 #: nats (docs/method.md, section 7).
@@ -129,7 +129,7 @@ def sinks(
     table["sink_reading"] = (table.estimate > epsilon) & (table.q < 1 - level)
     notes, settings = design.notes, design.settings | {"sink_epsilon": epsilon, "adjustment": adjust}
     if not set(_NORMS) <= set(data):
-        notes = (*notes, "this dump holds no value norms: value_norm_ratio is not known")
+        notes = (*notes, Note("this dump holds no value norms: value_norm_ratio is not known", "design"))
     contrasts = adjusted(_contrasts(data, attention, design, epsilon), ["contrast"], adjust, {"p": "q"})
     order = ["condition", "layer", "head", "estimate", "se", "low", "high", "p", "q", "sink_reading"]
     return SinkResult(

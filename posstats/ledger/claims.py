@@ -20,7 +20,7 @@ from posstats.results.claims import ClaimsResult
 from posstats.results.verdicts import CRITERIA, SUPPORTED, WHOLE, Evidence, Rule, combined
 from posstats.stats.inference.resample import DEFAULT_METHODS
 from posstats.study.config import InferenceConfig
-from posstats.vocabulary import RESIDUAL, TRAINED, VARIANT
+from posstats.vocabulary import RESIDUAL, TRAINED, VARIANT, Note
 
 #: Architectures that C6 compares.
 ARCHITECTURES = ("standard", "ntk", "window")
@@ -135,7 +135,7 @@ def claims(
     else:
         settings |= Inference(level, method, n_resamples, n_permutations, seed).settings()
         if trios and method not in METHODS:
-            notes += (f"C6 rests on a {DEFAULT_METHODS['contrast'].replace('_', ' ')}",)
+            notes += (Note(f"C6 rests on a {DEFAULT_METHODS['contrast'].replace('_', ' ')}", "inference"),)
     return ClaimsResult(table[_COLUMNS], settings, notes)
 
 
