@@ -53,7 +53,7 @@ def check_window(ds: xr.Dataset, name: str) -> None:
         )
 
 
-def check_design(sides: Sequence[Sequence[xr.Dataset]], *, allow_mixed: bool = False) -> list[Note]:
+def check_design(sides: Sequence[Sequence[xr.Dataset]], *, allow_mixed: bool = False) -> list[str]:
     """Check that two sides, each one or several training runs, can be compared.
 
     Parameters
@@ -65,7 +65,7 @@ def check_design(sides: Sequence[Sequence[xr.Dataset]], *, allow_mixed: bool = F
 
     Returns
     -------
-    list of Note
+    list of str
         What is to be kept in mind.
 
     Raises

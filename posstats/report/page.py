@@ -7,7 +7,7 @@ from typing import Any
 from posstats._version import __version__
 from posstats.report.claims import claims_html
 from posstats.report.elements import render
-from posstats.report.environment import recordings_of, versions
+from posstats.report.environment import facts_of, versions
 from posstats.report.heads import heads_html
 from posstats.report.methods import citation, methods_paragraph
 from posstats.report.reading import Results
@@ -57,7 +57,7 @@ def write_report(results: Results, config: AnalysisConfig, path: Path, *, outdat
         used=used,
         methods=methods_paragraph(results, config),
         citation=citation(__version__),
-        recordings=recordings_of(results),
+        facts_of=facts_of,
         digests={f"{answer.question} of {answer.dump}": answer.digest for answer in results.answers},
         versions=versions(),
     )

@@ -310,7 +310,7 @@ def read_table(folder: Path, name: str) -> WrittenTable:
         folder,
         table,
         dict(zip(view.names, view.header, strict=True)),
-        tuple({key: _spelled(value) for key, value in row.items()} for row in table.frame.to_dict("records")),
+        tuple({str(key): _spelled(value) for key, value in row.items()} for row in table.frame.to_dict("records")),
         tuple(dict(zip(view.names, row, strict=True)) for row in view.rows),
         frozenset(name for name, left in zip(view.names, view.left, strict=True) if not left),
     )

@@ -144,6 +144,8 @@ class Result:
             if absent := [one for one in values if one not in there]:
                 raise InputError(f"{self.title} has no {name} {absent[0]!r}; it has {', '.join(map(str, there))}.")
             rows = rows[rows[name].isin(values)]
+        if rows.empty:
+            raise InputError(f"{self.title}: {where} selects no row.")
         part = copy(self)  # the whole has been checked; sums over terms cannot be checked in a part
         object.__setattr__(part, "table", rows.reset_index(drop=True))
         return part
@@ -160,8 +162,7 @@ class Result:
         for name in map(str, ds.variables):
             if ds[name].dtype.kind == "O" and name not in ds.dims:
                 ds[name] = ds[name].dims, _plain(ds[name].to_numpy())
-            # The null hypothesis of p, the family of q.
-            comment = stated.pop(name, None)
+            comment = stated.pop(name, None) if name in ("p", "q") else None  # null hypothesis, family
             described = {"units": units.get(name), "long_name": COLUMNS.get(name), "comment": comment}
             ds[name].attrs = {key: text for key, text in described.items() if text}
         facts = {"title": self.title, **stated, "notes": list(map(str, self.notes))}

@@ -256,7 +256,10 @@ def to_csv(table: Table | Result) -> str:
     >>> to_csv(Table(pd.DataFrame({"layer": [0], "estimate": [0.1 + 0.2]}), "example"))
     'layer,estimate\n0,0.30000000000000004\n'
     """
-    return _as_table(table).frame.to_csv(index=False, lineterminator="\n")
+    frame = _as_table(table).frame
+    text = frame.to_csv(index=False, lineterminator="\n")
+    # A carriage return in a name is put between quotation marks only where it could end a line.
+    return frame.to_csv(index=False, lineterminator="\r\n") if "\r" in text else text
 
 
 def to_markdown(table: Table | Result) -> str:
