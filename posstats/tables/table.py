@@ -135,7 +135,7 @@ class Table:
                 dict(record["settings"]),
                 {name: str(record[key]) for name, key in _STATED.items() if record[key]},
             )
-        except (KeyError, TypeError, AttributeError, OverflowError) as error:
+        except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise ValueError(f"not as posstats writes it, {type(error).__name__}: {error}") from error
 
 

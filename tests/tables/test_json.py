@@ -153,6 +153,7 @@ class TestRefusals:
             ("", "Expecting value"),
             ("{", "Expecting property name"),
             ("[]", "not as posstats writes it"),
+            ("[" * 100_000, "not as posstats writes it"),
             ("null", "not as posstats writes it"),
             ({"rows": None}, "not as posstats writes it"),
             ({"rows": [[0]]}, "a row does not hold 2 values"),
