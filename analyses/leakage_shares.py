@@ -7,7 +7,6 @@ import posstats as ps
 from posstats import figures
 from posstats.stats.inference.options import Inference
 from posstats.study.findings import Findings, Quantity
-from posstats.tables import rests_on
 from posstats.vocabulary import BASELINE, RESIDUAL, RESIDUAL_TERMS
 
 
@@ -41,7 +40,7 @@ def analyse(ds: xr.Dataset, inference: Inference) -> Findings:
                 "heads",
                 significant,
                 note=f"of {len(heads)}, {withheld} withheld",
-                rests_on=rests_on(by_head),
+                rests_on=by_head.rests_on,
             ),
         ],
     )

@@ -6,7 +6,6 @@ import xarray as xr
 import posstats as ps
 from posstats.stats.inference.options import Inference
 from posstats.study.findings import Findings, Quantity
-from posstats.tables import rests_on
 from posstats.vocabulary import BASELINE, LOG_ATTENTION
 
 
@@ -21,7 +20,7 @@ def analyse(ds: xr.Dataset, inference: Inference) -> Findings:
     return Findings(
         tables={"position_tests": tests},
         headline=[
-            Quantity(what, "heads", int(np.count_nonzero(q < alpha)), note=f"of {len(heads)}", rests_on=rests_on(tests))
+            Quantity(what, "heads", int(np.count_nonzero(q < alpha)), note=f"of {len(heads)}", rests_on=tests.rests_on)
             for what, q in counts.items()
         ],
     )

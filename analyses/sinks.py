@@ -7,7 +7,6 @@ from posstats import figures
 from posstats.errors import DesignError
 from posstats.stats.inference.options import Inference
 from posstats.study.findings import Findings, Quantity
-from posstats.tables import rests_on
 from posstats.vocabulary import BASELINE
 
 
@@ -31,7 +30,7 @@ def analyse(ds: xr.Dataset, inference: Inference) -> Findings:
                 "heads",
                 int(heads.sink_reading.sum()),
                 note=f"of {len(heads)}",
-                rests_on=rests_on(sinks),
+                rests_on=sinks.rests_on,
             ),
             *(
                 Quantity.of(

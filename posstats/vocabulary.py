@@ -161,3 +161,28 @@ COORDINATES = {
     "depth": ("depth", "1", "number of blocks the residual stream has passed"),
     "probe": ("probe", "tokens", "position at which the residual stream is sampled"),
 }
+
+
+class Note(str):
+    """What is to be kept in mind beside numbers, and which kind of note it is.
+
+    Attributes
+    ----------
+    kind : str
+        "design" (how the data were recorded), "inference" (how far intervals and tests can be trusted), or the part of
+        a table's footnotes that it is: "intervals", "offsets", "queries", "p", "q", "dump", "analysed", "rests on".
+
+    Examples
+    --------
+    >>> note = Note("only 9 documents", "inference")
+    >>> note, note.kind
+    ('only 9 documents', 'inference')
+    """
+
+    kind: str
+
+    def __new__(cls, text: str, kind: str = "note") -> "Note":
+        """Make a note of a text; one that is a note already keeps its kind."""
+        note = super().__new__(cls, text)
+        note.kind = getattr(text, "kind", kind)
+        return note

@@ -116,7 +116,7 @@ def page(tables: dict[str, Table], notes: Sequence[str]) -> str:
         "# The claims, on variants and on adapted models\n",
         "Written by `make claims`; [architectures.md](architectures.md) says what the models are, "
         "[method.md](method.md) (section 9) what is claimed, by which criterion. The whole ledger and all contrasts "
-        "are in [claims](claims), as CSV, Markdown and LaTeX.\n",
+        "are in [claims](claims), as CSV, JSON, Markdown and LaTeX.\n",
         "\n".join(f"- {note}" for note in notes) + "\n",
     ]
     for title in _KINDS.values():

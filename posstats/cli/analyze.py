@@ -63,7 +63,7 @@ def analyze(
 ) -> None:
     """Record what a configuration asks for, analyse it, and print the headline table and the ledger of the claims.
 
-    Dumps and results that are current are reused. Tables (CSV, Markdown, LaTeX) and figures (PNG, PDF) go to the
+    Dumps and results that are current are reused. Tables (CSV, JSON, Markdown, LaTeX) and figures (PNG, PDF) go to the
     folder of the results. Dumps named on the command line are analysed as they are, without torch; which questions are
     asked of them a configuration still says: outside a clone of the repository name one with --config. With --scheduler
     the analyses are spread over workers (docs/scale.md); what is to be recorded is recorded here: record large dumps

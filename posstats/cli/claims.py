@@ -51,7 +51,7 @@ def claims(
         ),
     ] = _DEFAULTS["adjust"],
     seed: Annotated[int, typer.Option(help="Seed of replicates and sign flips.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="Folder that gets claims.csv, claims.md and claims.tex.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder that gets claims.csv, .json, .md and .tex.")] = None,
     as_json: AsJson = False,
     csv: Annotated[bool, typer.Option("--csv", help="Print the whole ledger as CSV, raw numbers.")] = False,
     quiet: Quiet = False,

@@ -14,7 +14,7 @@ from posstats.errors import DesignError, FewDocumentsWarning, InputError
 from posstats.stats.pair_products.terms import decompose as decompose_layer
 from posstats.stats.pair_products.terms import lag_means
 from posstats.stats.pair_products.terms import reference as build_reference
-from posstats.vocabulary import BASELINE, FEW_DOCUMENTS, LOG_ATTENTION, MINIMUM_DOCUMENTS, TERMS
+from posstats.vocabulary import BASELINE, FEW_DOCUMENTS, LOG_ATTENTION, MINIMUM_DOCUMENTS, TERMS, Note
 
 _LONG_NAMES = {
     "relative": "what the offset alone explains: ref[d]",
@@ -170,14 +170,16 @@ def repeated_documents_note(data: xr.Dataset) -> tuple[str, ...]:
     repeated = len(documents) - len(set(map(frozenset, documents.values())))
     if not repeated:
         return ()
-    return (f"{repeated} of {len(documents)} documents have the tokens of another: they are not independent",)
+    text = f"{repeated} of {len(documents)} documents have the tokens of another: they are not independent"
+    return (Note(text, "design"),)
 
 
 def few_documents_note(n_documents: int) -> tuple[str, ...]:
     """The note that few documents call for, if they are few."""
     if n_documents >= FEW_DOCUMENTS:
         return ()
-    return (f"only {n_documents} documents: intervals are reliable from {FEW_DOCUMENTS} documents on",)
+    text = f"only {n_documents} documents: intervals are reliable from {FEW_DOCUMENTS} documents on"
+    return (Note(text, "inference"),)
 
 
 def few_documents(n_documents: int) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from posstats.stats.inference.options import Inference
 from posstats.stats.inference.replicates import ratio_at
 from posstats.stats.pair_products.terms import Array
 from posstats.stats.position0 import FIRST_SINK_QUERY, late_attention, queries_that_see_position_0
-from posstats.vocabulary import BASELINE
+from posstats.vocabulary import BASELINE, Note
 
 _NORMS = ("sink_value_norm", "value_norm")
 _ANCHORS = ("anchor_attention", "anchor_sink_attention")
@@ -116,7 +116,7 @@ def sinks(
     table["sink_reading"] = (table.estimate > epsilon) & (table.q < 1 - inference.level)
     notes, settings = design.notes, design.settings | {"sink_epsilon": epsilon, "adjustment": inference.adjust}
     if not set(_NORMS) <= set(data):
-        notes = (*notes, "this dump holds no value norms: value_norm_ratio is not known")
+        notes = (*notes, Note("this dump holds no value norms: value_norm_ratio is not known", "design"))
     contrasts = adjusted(_contrasts(data, attention, design, epsilon), ["contrast"], inference, {"p": "q"})
     order = ["condition", "layer", "head", "estimate", "se", "low", "high", "p", "q", "sink_reading"]
     return SinkResult(

@@ -22,6 +22,7 @@ from posstats.stats.earlier import SINK_EPSILON
 from posstats.stats.inference.options import Inference
 from posstats.stats.inference.resample import Interval
 from posstats.stats.position0 import pair_mean_at, relative_distances
+from posstats.vocabulary import Note
 
 #: Conditions in which few first tokens are repeated over many documents.
 _REPEATED = "bos=tokens:"
@@ -203,7 +204,7 @@ def _identification(
     if names:
         data = whole_dump(data, ("head_output", "token_id"), "The first token is identified from what heads pass on")
     else:
-        notes = (*notes, "no condition repeats first tokens over documents: dump bos=tokens:K")
+        notes = (*notes, Note("no condition repeats first tokens over documents: dump bos=tokens:K", "design"))
     for name in names:
         one = select_condition(data, name)
         labels = _first_tokens(one, design.code)

@@ -20,7 +20,7 @@ from posstats.ledger.evidence import QUESTIONS, require_dump
 from posstats.results.claims import ClaimsResult
 from posstats.results.verdicts import CRITERIA, SUPPORTED, WHOLE, Evidence, Rule, combined
 from posstats.stats.inference.options import DEFAULT_METHODS, Inference
-from posstats.vocabulary import RESIDUAL, TRAINED, VARIANT
+from posstats.vocabulary import RESIDUAL, TRAINED, VARIANT, Note
 
 #: Architectures that C6 compares.
 ARCHITECTURES = ("standard", "ntk", "window")
@@ -138,7 +138,7 @@ def claims(
     else:
         settings |= inference.settings()
         if trios and method not in METHODS:
-            notes += (f"C6 rests on a {DEFAULT_METHODS['contrast'].replace('_', ' ')}",)
+            notes += (Note(f"C6 rests on a {DEFAULT_METHODS['contrast'].replace('_', ' ')}", "inference"),)
     return ClaimsResult(table[_COLUMNS], settings, notes)
 
 

@@ -13,7 +13,7 @@ import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
@@ -32,7 +32,7 @@ from posstats.stats.inference.options import Inference
 from posstats.study.config import AnalysisConfig
 from posstats.study.findings import Findings, Quantity
 from posstats.tables.headline import HEADLINE, headline_table
-from posstats.tables.table import Table, to_text, write_table
+from posstats.tables.table import Table, to_json, to_text, write_table
 from posstats.vocabulary import BASELINE
 
 logger = logging.getLogger(__name__)
@@ -145,15 +145,14 @@ def closing_tables(config: AnalysisConfig, dumps: Mapping[str, Path], folder: Pa
     list of str
         Titles that several dumps share are told apart by the names of the dumps.
     """
-    found: list[tuple[str, str]] = []
+    closing: list[tuple[str, Table]] = []
     for task in _tasks(config, dumps, _files(config), folder):
         text = json.loads((task.folder / _MANIFEST).read_text(encoding="utf-8"))["closing"]
-        if text:
-            found.append((task.dump_name, text))
-    titles = [text.partition("\n")[0] for _, text in found]
+        closing += [(task.dump_name, Table.from_json(text))] if text else []
+    titles = [table.title for _, table in closing]
     return [
-        text if titles.count(title) == 1 else text.replace(title, f"{title} ({name})", 1)
-        for (name, text), title in zip(found, titles, strict=True)
+        to_text(table if titles.count(table.title) == 1 else replace(table, title=f"{table.title} ({name})"))
+        for name, table in closing
     ]
 
 
@@ -293,7 +292,7 @@ def _compute(task: _Task) -> list[dict[str, Any]]:
         "rests_on": asdict(task.rests_on),
         "files": {path.name: file_digest(path) for path in sorted(written)},
         "headline": headline,
-        "closing": "" if findings.closing is None else to_text(findings.closing),
+        "closing": "" if findings.closing is None else to_json(findings.closing),
     }
     manifest.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     return headline

@@ -149,7 +149,7 @@ def test_the_page_names_what_it_rests_on(folder, results):
         "## Inference-time",
     ):
         assert text in page
-    assert {path.suffix for path in (folder / "docs" / report.TABLES).iterdir()} == {".csv", ".md", ".tex"}
+    assert {path.suffix for path in (folder / "docs" / report.TABLES).iterdir()} == {".csv", ".json", ".md", ".tex"}
 
 
 def test_the_analysis_imports_no_torch():

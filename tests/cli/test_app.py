@@ -391,16 +391,17 @@ class TestAnalyze:
         results = sorted(file.relative_to(folder) for file in folder.rglob("*.*") if file.is_file())
         model = results[0].parts[0]
         assert [file.as_posix().removeprefix(f"{model}/") for file in results] == [
-            "headline.csv", "headline.md", "headline.tex",
-            "one/leakage/leakage.csv", "one/leakage/leakage.md", "one/leakage/leakage.tex", "one/leakage/manifest.json",
+            "headline.csv", "headline.json", "headline.md", "headline.tex",
+            "one/leakage/leakage.csv", "one/leakage/leakage.json", "one/leakage/leakage.md", "one/leakage/leakage.tex",
+            "one/leakage/manifest.json",
         ]  # fmt: skip
-        written = {file: (folder / file).stat().st_mtime_ns for file in results[3:]}
+        written = {file: (folder / file).stat().st_mtime_ns for file in results[4:]}
 
         again = run("analyze", "--config", path)
         assert again[:2] == (0, out)
         assert "reus" in again[2]
         assert "results are current" in again[2]
-        assert {file: (folder / file).stat().st_mtime_ns for file in results[3:]} == written
+        assert {file: (folder / file).stat().st_mtime_ns for file in results[4:]} == written
 
         # A changed setting dumps again, without being asked.
         code, changed, err = run("analyze", "--config", config(n=7))

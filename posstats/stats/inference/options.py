@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from posstats.arguments import choice, fraction, whole_number
+from posstats.vocabulary import Note
 
 #: Interval methods: name -> what it does.
 INTERVAL_METHODS = {
@@ -111,7 +112,8 @@ class Inference:
         """Return a note where a family of tests is so large that a single test could never be significant."""
         if family <= (1 - self.level) * (self.n_permutations + 1):
             return ()
-        return (
+        text = (
             f"{self.n_permutations} sign flips cannot make a single one of {family} tests significant; "
-            f"n_permutations of {20 * family} or more would",
+            f"n_permutations of {20 * family} or more would"
         )
+        return (Note(text, "inference"),)
