@@ -137,7 +137,7 @@ def labels(name: str, value: object, there: Sequence[Any], kind: str) -> list[An
     chosen = items(name, value, kind)
     allowed = ", ".join(map(str, there))
     if absent := [entry for entry in chosen if entry not in there]:
-        raise InputError(f"{name} has {', '.join(map(str, absent))}, and what is there to choose from is {allowed}.")
+        raise InputError(f"{name} must be chosen from {allowed}; there is no {', '.join(map(str, absent))}.")
     if repeated := sorted({entry for entry in chosen if chosen.count(entry) > 1}):
         twice = ", ".join(map(str, repeated))
         raise InputError(f"{name} has {twice} more than once; each of {allowed} can be given once.")
