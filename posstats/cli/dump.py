@@ -9,7 +9,15 @@ import typer
 from posstats.cli.costs import cost_facts, cost_text
 from posstats.cli.options import BosToken, Quiet, Scheduler, examples, print_json, reporting, token_of
 from posstats.errors import InputError
-from posstats.study.config import SOURCES, DumpConfig, ModelConfig, RecordConfig, RunConfig, SequencesConfig
+from posstats.study.config import (
+    SOURCES,
+    AnalysisConfig,
+    DumpConfig,
+    ModelConfig,
+    RecordConfig,
+    RunConfig,
+    SequencesConfig,
+)
 from posstats.vocabulary import BASELINE, CONDITIONS, DEFAULT_LENGTH, DEFAULT_OFFSETS, DEFAULT_SEQUENCES
 
 logger = logging.getLogger(__name__)
@@ -129,13 +137,13 @@ def dump(
     share = None if shard is None else _shard(shard)
     # Larger ones than half the length are of no use to an analysis: a user who wants them has to say so.
     offsets = tuple(offset or (d for d in DEFAULT_OFFSETS if d <= length // 2))
-    work = (
-        {path: DumpConfig(source, text)},
+    config = AnalysisConfig(
         ModelConfig(model, revision, dtype, ntk_factor, sliding_window, adapter),
         SequencesConfig(n, length, bos, token_of(bos_token), seed),
-        RecordConfig(tuple(condition or (BASELINE,)), offsets, seed),
-        RunConfig(models=models, device=device, batch_size=batch_size),
+        record=RecordConfig(tuple(condition or (BASELINE,)), offsets, seed),
+        run=RunConfig(models=models, device=device, batch_size=batch_size),
     )
+    work = config, {path: DumpConfig(source, text)}
     with reporting(quiet):
         if not offset and len(offsets) < len(DEFAULT_OFFSETS):
             logger.info(

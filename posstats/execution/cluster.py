@@ -18,8 +18,8 @@ import cloudpickle
 import dask
 from dask.utils import parse_timedelta
 
-from posstats.dataset.store import available_processors
 from posstats.errors import ClusterError, DumpError, InputError
+from posstats.execution.machine import available_processors
 from posstats.execution.provenance import versions
 
 logger = logging.getLogger(__name__)

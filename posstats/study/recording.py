@@ -17,7 +17,7 @@ from posstats.errors import InputError
 from posstats.execution.cluster import connected
 from posstats.execution.parallel import side_by_side
 from posstats.execution.progress import progress
-from posstats.study.config import DumpConfig, ModelConfig, RecordConfig, RunConfig, SequencesConfig
+from posstats.study.config import AnalysisConfig, DumpConfig, RecordConfig, SequencesConfig
 from posstats.vocabulary import BASELINE, MINIMUM_DOCUMENTS
 
 if TYPE_CHECKING:
@@ -32,11 +32,8 @@ _RECORDING = threading.Lock()
 
 
 def record_dumps(
+    config: AnalysisConfig,
     dumps: Mapping[Path, DumpConfig],
-    model: ModelConfig,
-    sequences: SequencesConfig,
-    record: RecordConfig,
-    run: RunConfig,
     *,
     overwrite: bool = False,
     shard: tuple[int, int] | None = None,
@@ -46,10 +43,10 @@ def record_dumps(
 
     Parameters
     ----------
+    config : AnalysisConfig
+        Its `model`, `sequences`, `record` and `run` are used.
     dumps : mapping of Path to DumpConfig
         File -> where its tokens come from.
-    model, sequences, record, run
-        Sections of a configuration.
     overwrite : bool
         Whether a dump with other settings is replaced.
     shard : (int, int), optional
@@ -62,18 +59,15 @@ def record_dumps(
     PosstatsError
         If torch or transformers is not installed, or as ``posstats.load_model`` and ``posstats.dump`` do.
     """
-    for path, loaded, drawn, options in _prepared(dumps, model, sequences, record, run):
+    for path, loaded, drawn, options in _prepared(config, dumps):
         from posstats.dumping.run.dump import dump
 
         dump(loaded, drawn, path, **options, overwrite=overwrite, shard=shard, progress=show)
 
 
 def record_shares(
+    config: AnalysisConfig,
     dumps: Mapping[Path, DumpConfig],
-    model: ModelConfig,
-    sequences: SequencesConfig,
-    record: RecordConfig,
-    run: RunConfig,
     scheduler: str,
     shares: int | None = None,
     *,
@@ -87,7 +81,7 @@ def record_shares(
 
     Parameters
     ----------
-    dumps, model, sequences, record, run
+    config, dumps
         As for :func:`record_dumps`; workers find this folder, and all files, under the same names.
     scheduler : str
         Address of the scheduler.
@@ -103,7 +97,7 @@ def record_shares(
     """
     with connected(scheduler) as client:
         n = shares or max(1, len(client.nthreads()))
-        job = partial(_record_share, Path.cwd(), n, (dumps, model, sequences, record, run), overwrite)
+        job = partial(_record_share, Path.cwd(), n, config, dumps, overwrite)
         with progress("dump", n, unit="share", show=show) as bar:
             for _ in side_by_side(job, range(1, n + 1)):
                 bar.update()
@@ -114,18 +108,17 @@ def record_shares(
             join_dump(path)
 
 
-def _record_share(folder: Path, shares: int, work: tuple[Any, ...], overwrite: bool, share: int) -> None:
+def _record_share(
+    folder: Path, shares: int, config: AnalysisConfig, dumps: Mapping[Path, DumpConfig], overwrite: bool, share: int
+) -> None:
     # In the folder of the caller: a dump keeps the name of its model as it was given.
     with _RECORDING, chdir(folder):
-        record_dumps(*work, overwrite=overwrite, shard=(share, shares), show=False)
+        record_dumps(config, dumps, overwrite=overwrite, shard=(share, shares), show=False)
 
 
 def estimate_dumps(
+    config: AnalysisConfig,
     dumps: Mapping[Path, DumpConfig],
-    model: ModelConfig,
-    sequences: SequencesConfig,
-    record: RecordConfig,
-    run: RunConfig,
     *,
     overwrite: bool = False,
     shard: tuple[int, int] | None = None,
@@ -134,7 +127,7 @@ def estimate_dumps(
 
     Parameters
     ----------
-    dumps, model, sequences, record, run, overwrite, shard
+    config, dumps, overwrite, shard
         As for :func:`record_dumps`.
 
     Returns
@@ -148,7 +141,7 @@ def estimate_dumps(
         As :func:`record_dumps` does before it begins.
     """
     costs = {}
-    for path, loaded, drawn, options in _prepared(dumps, model, sequences, record, run):
+    for path, loaded, drawn, options in _prepared(config, dumps):
         from posstats.dumping.run.cost import estimate_cost
 
         costs[path] = estimate_cost(loaded, drawn, path, **options, overwrite=overwrite, shard=shard)
@@ -156,13 +149,11 @@ def estimate_dumps(
 
 
 def _prepared(
+    config: AnalysisConfig,
     dumps: Mapping[Path, DumpConfig],
-    model: ModelConfig,
-    sequences: SequencesConfig,
-    record: RecordConfig,
-    run: RunConfig,
 ) -> Iterator[tuple[Path, Any, Any, dict[str, Any]]]:
     """Of each dump its file, the model, which is loaded once, the sequences and the options of `posstats.dump`."""
+    model, sequences, record, run = config.model, config.sequences, config.record, config.run
     check_positions("offset", record.offsets, sequences.length)  # before torch and the model are loaded
     try:
         from posstats.dumping.model.load import load_model, max_length

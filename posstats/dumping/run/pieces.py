@@ -14,7 +14,6 @@ import json
 import math
 import os
 import re
-import socket
 import struct
 import zlib
 from collections.abc import Iterator, Mapping
@@ -25,9 +24,9 @@ from typing import Any
 
 import numpy as np
 
-from posstats.dataset.store import replace_durably
 from posstats.dumping.run.locks import lock
 from posstats.errors import DumpError
+from posstats.execution.files import replacing
 from posstats.vocabulary import VARIABLES
 
 #: Variables that come sequence by sequence out of the model; the others are known for the whole dump at once.
@@ -217,19 +216,10 @@ class Pieces:
             crc = zlib.crc32(block if isinstance(block, bytes) else block.data, crc)
         self._write(self.folder / name, *blocks, _SEAL.pack(manifest.identity(name), crc))
 
-    def _temporary(self, target: Path) -> Path:
-        return target.with_name(f".{target.name}.{socket.gethostname()}.{os.getpid()}")
-
     def _write(self, target: Path, *blocks: bytes | np.ndarray) -> None:
-        temporary = self._temporary(target)
-        try:
-            with temporary.open("wb") as file:
-                for block in blocks:
-                    file.write(block if isinstance(block, bytes) else block.data)
-            replace_durably(temporary, target)
-        except OSError:
-            temporary.unlink(missing_ok=True)
-            raise
+        with replacing(target) as temporary, temporary.open("wb") as file:
+            for block in blocks:
+                file.write(block if isinstance(block, bytes) else block.data)
 
     def _files(self) -> Iterator[tuple[Path, Span | None]]:
         """Every piece, whatever it holds, and the span that its name tells."""
