@@ -15,6 +15,7 @@ from typing import Any
 from analyses.bench.estimators import Size, measure_estimators
 from analyses.bench.harness import load
 from analyses.bench.report import markdown
+from posstats.vocabulary import DEFAULT_MODEL
 
 _LIBRARIES = ("posstats", "torch", "transformers", "numpy", "scipy", "xarray", "h5py", "transformer-lens")
 #: What ``--part`` takes -> sections measured.
@@ -33,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--part", action="append", choices=(*PARTS, *SECTIONS[:-1]), help="measure only this; can be repeated"
     )
-    parser.add_argument("--model", default="smollm2-135m", help="default model, local folder, .gguf file or hub id")
+    parser.add_argument("--model", default=DEFAULT_MODEL, help="default model, local folder, .gguf file or hub id")
     parser.add_argument("--models-dir", default="data/models", help="folder of converted models")
     given = parser.parse_args(arguments)
     chosen = {section for part in given.part or PARTS for section in PARTS.get(part, (part,))}

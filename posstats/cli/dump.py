@@ -7,7 +7,18 @@ from typing import Annotated
 import typer
 
 from posstats.cli.costs import cost_facts, cost_text
-from posstats.cli.options import BosToken, Quiet, Scheduler, examples, print_json, reporting, token_of
+from posstats.cli.options import (
+    BosToken,
+    Dtype,
+    Model,
+    Quiet,
+    Revision,
+    Scheduler,
+    examples,
+    print_json,
+    reporting,
+    token_of,
+)
 from posstats.errors import InputError
 from posstats.study.config import (
     SOURCES,
@@ -18,7 +29,7 @@ from posstats.study.config import (
     RunConfig,
     SequencesConfig,
 )
-from posstats.vocabulary import BASELINE, CONDITIONS, DEFAULT_LENGTH, DEFAULT_OFFSETS, DEFAULT_SEQUENCES
+from posstats.vocabulary import BASELINE, CONDITIONS, DEFAULT_LENGTH, DEFAULT_MODEL, DEFAULT_OFFSETS, DEFAULT_SEQUENCES
 
 logger = logging.getLogger(__name__)
 
@@ -28,19 +39,13 @@ EPILOG = examples(
     "dump data/mine.h5 --model path/to/model --shard 1/4 &",
     "dump data/mine.h5 --model path/to/model --scheduler tcp://10.0.0.1:8786 --shards 16",
 )
-#: Spelled as torch spells them; the model's room, which needs torch, checks them.
-_DTYPES = ("float32", "float64", "bfloat16", "float16")
 
 
 def dump(
     path: Annotated[Path, typer.Argument(metavar="FILE", help="The dump to write, such as data/mine.h5.")],
-    model: Annotated[
-        str, typer.Option(help="smollm2-135m (embedded), a local folder, a .gguf file, or a hub id.")
-    ] = "smollm2-135m",
-    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub id.")] = None,
-    dtype: Annotated[
-        str, typer.Option(help="float32, float64, bfloat16 or float16.", autocompletion=lambda: list(_DTYPES))
-    ] = "float32",
+    model: Model = DEFAULT_MODEL,
+    revision: Revision = None,
+    dtype: Dtype = "float32",
     ntk_factor: Annotated[
         float | None,
         typer.Option(

@@ -18,7 +18,13 @@ from tqdm import tqdm
 
 from posstats.errors import InputError
 from posstats.study.config import AnalysisConfig, load_config, profiles
+from posstats.vocabulary import DEFAULT_MODEL, DTYPES
 
+#: What can be named as a model.
+MODEL_HELP = f"{DEFAULT_MODEL} (embedded), a local folder, a .gguf file, or a hub id."
+Model = Annotated[str, typer.Option(help=MODEL_HELP)]
+Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub id.")]
+Dtype = Annotated[str, typer.Option(help=f"{', '.join(DTYPES)}.", autocompletion=lambda: list(DTYPES))]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no notices; results, warnings, errors.")]
 #: The configuration of whoever names none.
 DEFAULT_CONFIG = Path("analyses/default.toml")

@@ -21,8 +21,8 @@ from posstats.stats.inference.replicates import Replicates, mean_at, ratio_at
 from posstats.stats.inference.resample import DEFAULT_METHODS, Interval
 from posstats.stats.pair_products.components import document_sums
 from posstats.stats.pair_products.terms import Array
-from posstats.stats.position0 import FIRST_SINK_QUERY, late_attention, queries_that_see_position_0
-from posstats.vocabulary import BASELINE
+from posstats.stats.position0 import late_attention, queries_that_see_position_0
+from posstats.vocabulary import BASELINE, FIRST_SINK_QUERY
 
 #: What rounding may do, per number format of the model: to a trajectory (relative), to an attention, and to terms in
 #: nats (docs/method.md, section 7).

@@ -17,6 +17,7 @@ import pandas as pd
 import pytest
 
 import posstats as ps
+from posstats.dataset import store
 from posstats.dataset.store import write_dump
 from posstats.errors import InputError
 from posstats.execution import provenance
@@ -255,7 +256,7 @@ class TestMistakes:
             run_analyses(config, {"sim": dump}, tmp_path / "r", show=False)
 
     def test_of_posstats_keep_their_traceback(self, config, dump, tmp_path, monkeypatch):
-        monkeypatch.setattr("posstats.ledger.controls.shift_differences", lambda *_: ps.store.parts_folder(None))
+        monkeypatch.setattr("posstats.ledger.controls.shift_differences", lambda *_: store.parts_folder(None))
         config = replace(config, analyses=AnalysesConfig(("controls.py",)))
         with pytest.raises(TypeError):
             run_analyses(config, {"sim": dump}, tmp_path / "r", show=False)

