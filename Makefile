@@ -5,7 +5,7 @@
 # make bench     speed and memory, QUICK=1 for small sizes; writes analyses/results/bench
 # make train     train the adapted models again, one to two hours, and compare them with those in data/adapters
 # make claims    every variant and adapted model against the claims, QUICK=1 for small sizes; writes docs/claims-results.md
-# make lint      style, formatting, types
+# make lint      style, formatting, types, floors of the house
 # make clean     remove what the above built; dumps and converted models under data/ stay
 
 PYTHON ?= python3
@@ -63,6 +63,7 @@ lint: $(VENV)/.ready-lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 clean:
 	rm -rf $(VENV) build *.egg-info analyses/results .pytest_cache .mypy_cache .ruff_cache

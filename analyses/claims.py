@@ -3,11 +3,11 @@
 import xarray as xr
 
 import posstats as ps
-from posstats.figures import claims as figures_claims
+from posstats import figures
 from posstats.results.verdicts import CRITERIA, NOT_TESTABLE, WHOLE
 from posstats.study.config import InferenceConfig
 from posstats.study.findings import Findings, Quantity
-from posstats.tables.table import Table
+from posstats.tables import Table
 
 
 def analyse(ds: xr.Dataset, inference: InferenceConfig) -> Findings:
@@ -27,7 +27,7 @@ def analyse(ds: xr.Dataset, inference: InferenceConfig) -> Findings:
             level=inference.level,
         ),
         tables={"claims": ledger},
-        figures={"verdicts": figures_claims.verdict_grid(ledger)},
+        figures={"verdicts": figures.verdict_grid(ledger)},
         headline=[
             Quantity(
                 f"claims {verdict}",

@@ -6,7 +6,7 @@ import xarray as xr
 from posstats.ledger.controls import repeat_residuals, shift_differences
 from posstats.study.config import InferenceConfig
 from posstats.study.findings import Findings, Quantity
-from posstats.tables.table import Table
+from posstats.tables import Table
 
 
 def analyse(ds: xr.Dataset, _inference: InferenceConfig) -> Findings:  # no control is resampled

@@ -4,10 +4,10 @@ import numpy as np
 import xarray as xr
 
 import posstats as ps
-from posstats.figures import leakage as figures
+from posstats import figures
 from posstats.study.config import InferenceConfig
 from posstats.study.findings import Findings, Quantity
-from posstats.tables.table import rests_on
+from posstats.tables import rests_on
 from posstats.vocabulary import BASELINE, RESIDUAL, RESIDUAL_TERMS
 
 

@@ -3,7 +3,7 @@
 import xarray as xr
 
 import posstats as ps
-from posstats.figures import leakage as figures
+from posstats import figures
 from posstats.ledger.evidence import no_early, per_head
 from posstats.study.config import InferenceConfig
 from posstats.study.findings import Findings, Quantity

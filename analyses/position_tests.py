@@ -6,7 +6,7 @@ import xarray as xr
 import posstats as ps
 from posstats.study.config import InferenceConfig
 from posstats.study.findings import Findings, Quantity
-from posstats.tables.table import rests_on
+from posstats.tables import rests_on
 from posstats.vocabulary import BASELINE, LOG_ATTENTION
 
 

@@ -3,11 +3,11 @@
 import xarray as xr
 
 import posstats as ps
+from posstats import figures
 from posstats.errors import DesignError
-from posstats.figures import position0 as figures
 from posstats.study.config import InferenceConfig
 from posstats.study.findings import Findings, Quantity
-from posstats.tables.table import rests_on
+from posstats.tables import rests_on
 from posstats.vocabulary import BASELINE
 
 

@@ -3,8 +3,8 @@
 import xarray as xr
 
 import posstats as ps
+from posstats import figures
 from posstats.errors import DesignError
-from posstats.figures import position0 as figures
 from posstats.study.config import InferenceConfig
 from posstats.study.findings import Findings, Quantity
 from posstats.vocabulary import BASELINE

@@ -179,7 +179,7 @@ def is_path(model: str) -> bool:
 
     Examples
     --------
-    >>> [is_path(name) for name in ("org/model", "smollm2-135m", "./mine", "~/models/mine", "mine.gguf", "models\\mine")]
+    >>> [is_path(name) for name in ("org/model", "smollm2-135m", "./mine", "~/mine", "mine.gguf", "models\\mine")]
     [False, False, True, True, True, True]
     """
     return model.startswith((".", "/", "~")) or model.endswith(".gguf") or "\\" in model or model.count("/") > 1

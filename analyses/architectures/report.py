@@ -13,7 +13,7 @@ from analyses.architectures.models import Entry, dump_path
 from analyses.architectures.tasks import ARCHITECTURES, CONTRAST, LEDGER, Task, plan, run_all
 from posstats.execution.provenance import LIBRARIES
 from posstats.study.config import AnalysisConfig, InferenceConfig
-from posstats.tables.table import Table, to_markdown, write_table
+from posstats.tables import Table, to_markdown, write_table
 from posstats.vocabulary import ADAPTED, EARLY_BIN, FEW_DOCUMENTS, VARIANT
 
 #: Name of the committed page, and of the folder of tables beside it.

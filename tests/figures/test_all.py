@@ -1,5 +1,7 @@
 """What holds for every figure: axes in and axes out, colours for any colour vision, units, named inference, PDF."""
 
+import importlib
+import pkgutil
 import re
 
 import matplotlib as mpl
@@ -10,22 +12,21 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 import posstats as ps
-from posstats.figures import claims as figures_claims
+from posstats import figures
 from posstats.figures import drawing
-from posstats.figures import leakage as figures
-from posstats.figures import position0 as figures_position0
 from posstats.figures.leakage import save_figure
 from tests import position0
 
 QUICK = {"n_resamples": 2, "n_permutations": 99}
 #: Okabe, M. and Ito, K. (2008): Color Universal Design.
 OKABE_ITO = {"#000000", "#e69f00", "#56b4e9", "#009e73", "#f0e442", "#0072b2", "#d55e00", "#cc79a7"}
-MODULES = (figures, figures_position0, figures_claims)
+#: Every public function of the modules of figures, whether the room offers it or not.
 NAMES = sorted(
     name
-    for module in MODULES
-    for name, one in vars(module).items()
-    if callable(one) and getattr(one, "__module__", "") == module.__name__ and not name.startswith("_")
+    for path in pkgutil.iter_modules(figures.__path__, "posstats.figures.")
+    if path.name != "posstats.figures.drawing"
+    for name, value in vars(importlib.import_module(path.name)).items()
+    if callable(value) and getattr(value, "__module__", "") == path.name and not name.startswith("_")
 )
 
 
@@ -51,12 +52,12 @@ def drawn():
         "verdict_grid": ps.claims(first, **QUICK),
         "contrast_by_quantity": ps.contrast(baseline, baseline, quantities=["share"], n_permutations=9),
     }
-    functions = {name: getattr(module, name) for module in MODULES for name in NAMES if hasattr(module, name)}
-    return {name: lambda ax=None, name=name: functions[name](results[name], ax) for name in results}
+    return {name: lambda ax=None, name=name: getattr(figures, name)(results[name], ax) for name in results}
 
 
 def test_every_figure_is_looked_at(drawn):
-    assert sorted([*drawn, "save_figure"]) == NAMES
+    assert sorted([*drawn, "save_figure"]) == NAMES == sorted(figures.__all__)
+    assert ps.figures is figures
 
 
 @pytest.fixture(params=[name for name in NAMES if name != "save_figure"])

@@ -8,8 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import posstats as ps
+from posstats import figures
 from posstats.errors import InputError
-from posstats.figures import leakage as figures
 
 CONDITIONS = ["baseline", "bos=mean", "bos=zero"]
 

@@ -10,8 +10,8 @@ import pytest
 from matplotlib.figure import Figure
 
 import posstats as ps
+from posstats import figures
 from posstats.errors import InputError
-from posstats.figures import position0 as figures
 from tests import position0
 
 REPEATED = "bos=tokens:3"

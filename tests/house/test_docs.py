@@ -1,6 +1,5 @@
 """The documents are true: links resolve, their Python runs and prints what they show, and nothing is undocumented."""
 
-import ast
 import doctest
 import importlib
 import inspect
@@ -272,49 +271,3 @@ def test_every_public_object_has_a_numpydoc_docstring_with_an_example(name):
     if inspect.isfunction(getattr(ps, name)):
         assert "Returns\n---" in described
     assert doctest.DocTestParser().get_examples(described)
-
-
-def floors():
-    """Room -> floor, from the table in CONTRIBUTING.md; rooms are relative to the package."""
-    rows = re.findall(r"^\| (\d) \| ([^|]+) \|", read("CONTRIBUTING.md"), re.MULTILINE)
-    return {room: int(floor) for floor, rooms in rows for room in re.findall(r"`([^`]+)`", rooms)}
-
-
-def room(path):
-    """Room that a module of the package belongs to."""
-    first, *rest = path.relative_to(PACKAGE).parts
-    return f"{first}/" if rest else first
-
-
-def imported(path):
-    """Modules of the package that a module imports, at its top or inside functions."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "posstats":
-            for alias in node.names:
-                for dotted in (f"{node.module}.{alias.name}", node.module):
-                    target = ROOT.joinpath(*dotted.split(".")).with_suffix(".py")
-                    if target.is_file():
-                        yield target
-                        break
-
-
-class TestRooms:
-    def test_the_table_lists_every_room(self):
-        rooms = {room(path) for path in PACKAGE.rglob("*.py")} - {"__init__.py"}
-        assert set(floors()) == rooms
-
-    def test_every_module_of_the_wings_is_named(self):
-        text = read("CONTRIBUTING.md")
-        modules = [path.name for wing in ("stats", "dump") for path in (PACKAGE / wing).glob("*.py")]
-        assert [name for name in modules if name != "__init__.py" and f"`{name}`" not in text] == []
-
-    def test_imports_never_go_up(self):
-        floor = floors()
-        up = [
-            f"{path.relative_to(PACKAGE)} imports {target.relative_to(PACKAGE)}"
-            for path in PACKAGE.rglob("*.py")
-            if path.parent != PACKAGE or path.name != "__init__.py"
-            for target in imported(path)
-            if floor[room(target)] > floor[room(path)]
-        ]
-        assert up == []

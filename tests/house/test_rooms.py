@@ -1,12 +1,12 @@
-"""The house: who may import torch, how long a module may be, that all has docstrings, that analyses need no torch.
-
-That imports only go down is checked by ``tests/house/test_docs.py``, against the table in CONTRIBUTING.md.
-"""
+"""The house: imports go down, only the dump wing imports torch, all has docstrings, analyses need no torch."""
 
 import ast
 import os
+import re
+import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -65,9 +65,63 @@ def test_modules_import_what_their_room_may(path):
         assert not imports(path) & {"statsmodels", "pandas", "matplotlib"}
 
 
-@pytest.mark.parametrize("path", MODULES, ids=names(MODULES))
-def test_no_module_outgrows_its_room(path):
-    assert len(path.read_text(encoding="utf-8").splitlines()) <= 400
+class TestFloors:
+    """import-linter holds the floors of pyproject.toml; here: that it does, and that the documents say the same."""
+
+    @pytest.fixture
+    def house(self, tmp_path):
+        """A copy of the package and its contracts, in which a wrong import hurts nobody."""
+        shutil.copytree(PACKAGE, tmp_path / "posstats", ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(ROOT / "pyproject.toml", tmp_path)
+        return tmp_path
+
+    @staticmethod
+    def lint(folder):
+        """Exit code and output of import-linter."""
+        code = "import sys; sys.path.insert(0, '.'); from importlinter.cli import lint_imports_command as lint; lint()"
+        command = [sys.executable, "-c", code, "--no-cache"]
+        answer = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
+        return answer.returncode, answer.stdout + answer.stderr
+
+    def test_imports_go_down(self, house):
+        code, output = self.lint(house)
+        assert code == 0, output
+
+    @pytest.mark.parametrize(
+        ("module", "line", "words"),
+        [
+            ("stats/regression", "import posstats.results.base", "posstats.stats is not allowed to import"),
+            ("dataset/store", "from posstats import estimators", "posstats.dataset is not allowed to import"),
+            (
+                "dumping/recorder/masks",
+                "from posstats.dumping.run import plan",
+                "posstats.dumping.recorder is not allowed",
+            ),
+            (
+                "stats/pair_products/terms",
+                "from posstats.stats.inference import resample",
+                "posstats.stats.pair_products",
+            ),
+            ("results/base", "def late():\n    import torch", "posstats.results is not allowed to import torch"),
+            ("dumping/model/load", "import posstats.stats.regression", "posstats.dumping is not allowed to import"),
+            ("lobby", "x = 1", "lobby"),
+        ],
+    )
+    def test_a_wrong_import_fails(self, house, module, line, words):
+        path = house / "posstats" / f"{module}.py"
+        path.write_text((path.read_text(encoding="utf-8") if path.exists() else "") + f"\n\n{line}\n")
+        code, output = self.lint(house)
+        assert code == 1
+        assert words in " ".join(output.split())
+
+    def test_the_table_of_rooms_is_the_one_that_is_held(self):
+        contracts = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]["contracts"]
+        held = [set(layer.split(" | ")) for layer in contracts[0]["layers"][::-1]]
+        rows = re.findall(r"^\| (\d+) \| ([^|]+) \|", (ROOT / "CONTRIBUTING.md").read_text("utf-8"), re.MULTILINE)
+        listed = [set() for _ in held]
+        for floor, rooms in rows:
+            listed[int(floor) - 1].update(re.findall(r"`(\w+)`", rooms))
+        assert listed == held
 
 
 @pytest.mark.parametrize("path", [*MODULES, *ANALYSES], ids=names([*MODULES, *ANALYSES]))

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import posstats as ps
+from posstats import figures
 from posstats.dataset.store import write_dump
 from posstats.errors import DesignError, InputError, NumericalError
-from posstats.figures import claims as figures_claims
 from posstats.results.claims import ClaimsResult
 from posstats.results.verdicts import CRITERIA, Evidence, Rule, combined, verdict
 from posstats.stats.synthetic.design import Effects, Noise
@@ -464,19 +464,19 @@ class TestNull:
 
 class TestFigures:
     def test_a_cell_per_verdict(self, ledger):
-        ax = figures_claims.verdict_grid(ledger)
+        ax = figures.verdict_grid(ledger)
         assert len(ax.patches) == len(CRITERIA)
         assert [label.get_text() for label in ax.get_xticklabels()] == list(CRITERIA)
         assert [text.get_text() for text in ax.texts].count("✓") == 7
 
     def test_contrasts_are_drawn_as_they_are_printed(self):
         result = ps.contrast(architecture(2.0), architecture(0.5), labels=("standard", "ntk"), n_permutations=199)
-        ax = figures_claims.contrast_by_quantity([result, result])
+        ax = figures.contrast_by_quantity([result, result])
         assert [label.get_text() for label in ax.get_yticklabels()] == 2 * ["standard", "ntk", "ntk - standard"]
         drawn = [line.get_xdata()[0] for line in ax.lines if line.get_marker() in "osD"]
         rows = result.table[(result.table.quantity == "share") & (result.table.term == "residual")]
         np.testing.assert_array_equal(drawn, 2 * rows.estimate.tolist())
         with pytest.raises(InputError, match=r"choose queries= from \[2, 4\)"):
-            figures_claims.contrast_by_quantity(result, quantity="magnitude")
-        early = figures_claims.contrast_by_quantity(result, quantity="magnitude", queries="[2, 16)")
+            figures.contrast_by_quantity(result, quantity="magnitude")
+        early = figures.contrast_by_quantity(result, quantity="magnitude", queries="[2, 16)")
         assert early.get_xlabel() == "residual magnitude (nats²)"

@@ -17,11 +17,11 @@ import pandas as pd
 import pytest
 
 import posstats as ps
+from posstats import figures
 from posstats.dataset import store
 from posstats.dataset.store import write_dump
 from posstats.errors import InputError
 from posstats.execution import provenance
-from posstats.figures import leakage as figures
 from posstats.study import analysis
 from posstats.study.analysis import Findings, Quantity, closing_tables, run_analyses
 from posstats.study.config import AnalysesConfig, AnalysisConfig, InferenceConfig, RunConfig, load_config
