@@ -139,13 +139,7 @@ class _Lines(logging.Handler):
 
 @contextmanager
 def reporting(quiet: bool) -> Iterator[None]:
-    """Log lines and warnings to stderr, one line each, while the block runs.
-
-    Parameters
-    ----------
-    quiet : bool
-        Whether only warnings are shown.
-    """
+    """Log lines and warnings to stderr, one line each, while the block runs; warnings alone where it is to be quiet."""
     logger = logging.getLogger("posstats")
     handler = _Lines()
     before = logger.level
@@ -165,13 +159,7 @@ def reporting(quiet: bool) -> Iterator[None]:
 
 
 def print_json(facts: Any) -> None:
-    """Print an object as JSON that every parser reads: a number that is none is null.
-
-    Parameters
-    ----------
-    facts
-        Dictionaries, lists, strings, numbers, also those of numpy.
-    """
+    """Print dictionaries, lists, strings and numbers, also numpy's, as JSON that every parser reads: NaN is null."""
     typer.echo(json.dumps(_plain(facts), indent=2, ensure_ascii=False, allow_nan=False))
 
 
@@ -231,12 +219,6 @@ def lines(facts: Mapping[str, object]) -> str:
 
 
 def examples(*commands: str) -> str:
-    """The epilogue of a command's help.
-
-    Parameters
-    ----------
-    *commands : str
-        Command lines without their ``posstats``.
-    """
+    """Return the epilogue of a command's help, from command lines without their ``posstats``."""
     # The marker keeps click from filling the lines into a paragraph.
     return "\b\nExamples:\n" + "\n".join(f"  posstats {command}" for command in commands)

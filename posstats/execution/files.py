@@ -38,15 +38,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def replace_durably(temporary: Path, path: Path) -> None:
-    """Put a finished file in its place so that not even a power failure leaves half of it.
-
-    Parameters
-    ----------
-    temporary : Path
-        The finished file, in the same file system.
-    path : Path
-        Its place.
-    """
+    """Put a finished file of the same file system in its place: not even a power failure leaves half of it."""
     with temporary.open("rb") as file:
         os.fsync(file.fileno())
     temporary.replace(path)

@@ -4,11 +4,5 @@ import os
 
 
 def available_processors() -> int:
-    """Number of processors this process may use.
-
-    Returns
-    -------
-    int
-        At least 1.
-    """
+    """Return the number of processors this process may use, at least 1."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

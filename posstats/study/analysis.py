@@ -125,17 +125,10 @@ def run_analyses(
 
 
 def closing_tables(config: AnalysisConfig, dumps: Mapping[str, Path], folder: Path) -> list[str]:
-    """What is shown after the headline table, as text: of every dump what its analyses close with.
+    """Return, as text, what is shown after the headline table: of every dump what its analyses close with.
 
-    Parameters
-    ----------
-    config, dumps, folder
-        As for :func:`run_analyses`, which has been called with them.
-
-    Returns
-    -------
-    list of str
-        Titles that several dumps share are told apart by the names of the dumps.
+    To be called with the arguments of :func:`run_analyses`, after it. Titles that several dumps share are told apart by
+    the names of the dumps.
     """
     found: list[tuple[str, str]] = []
     for task in _tasks(config, dumps, _files(config), folder):
@@ -150,24 +143,10 @@ def closing_tables(config: AnalysisConfig, dumps: Mapping[str, Path], folder: Pa
 
 
 def outstanding(config: AnalysisConfig, dumps: Mapping[str, Path | None], folder: Path) -> dict[str, bool]:
-    """Say which questions :func:`run_analyses` would have to answer anew.
+    """Return "QUESTION of DUMP" -> whether :func:`run_analyses` would compute it, given the same arguments.
 
-    Parameters
-    ----------
-    config, folder
-        As for :func:`run_analyses`.
-    dumps : mapping of str to Path or None
-        Name of a dump -> its file; None where it is not there yet, and everything has to be answered.
-
-    Returns
-    -------
-    dict of str to bool
-        "QUESTION of DUMP" -> whether it has to be computed.
-
-    Raises
-    ------
-    PosstatsError
-        If a dump cannot be read or an analysis file is missing.
+    A dump that is None is not there yet: everything has to be computed. Raises as :func:`run_analyses` does before it
+    computes.
     """
     files = _files(config)
     there = {name: path for name, path in dumps.items() if path is not None}
@@ -177,7 +156,7 @@ def outstanding(config: AnalysisConfig, dumps: Mapping[str, Path | None], folder
 
 
 def changes(config: AnalysisConfig, dumps: Mapping[str, Path], folder: Path) -> dict[tuple[str, str], list[str]]:
-    """Say what has changed, since the answers were computed, of what they rest on.
+    """Return what has changed, since the answers were computed, of what they rest on.
 
     Parameters
     ----------
@@ -189,11 +168,6 @@ def changes(config: AnalysisConfig, dumps: Mapping[str, Path], folder: Path) -> 
     dict of (str, str) to list of str
         Question and dump -> those of "recording", "settings" and "code" (its own, the analysis file's, the versions of
         the libraries) that have changed; questions that have a current answer, or none, are left out.
-
-    Raises
-    ------
-    PosstatsError
-        If a dump cannot be read or an analysis file is missing.
     """
     found: dict[tuple[str, str], list[str]] = {}
     for task in _tasks(config, dumps, _files(config), folder, absent=True):

@@ -24,17 +24,9 @@ def plain(name: str) -> str:
 
 
 def model_label(name: str) -> str:
-    """What a model is called among files.
+    """Return what a model is called among files: its name, as :func:`plain` spells it.
 
-    Parameters
-    ----------
-    name : str
-        As it was given: the default model, a local folder, a .gguf file, or a hub id.
-
-    Returns
-    -------
-    str
-        The name, as :func:`plain` spells it; of a folder or file here that of its place, see :func:`place_label`.
+    Of a folder or file here, which may be spelled in several ways, the name of its place (:func:`place_label`).
     """
     place = _place(name)
     return plain(name) if place is None else place_label(place)

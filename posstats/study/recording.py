@@ -77,18 +77,16 @@ def record_shares(
     """Record dumps on the workers of a cluster that share a file system, a share of the sequences at a time.
 
     A share whose worker is lost is taken up where it stopped by another one. The files are those of
-    :func:`record_dumps`, provided that workers compute alike.
+    :func:`record_dumps`, provided that workers compute alike, and find this folder and all files under the same names.
 
     Parameters
     ----------
-    config, dumps
-        As for :func:`record_dumps`; workers find this folder, and all files, under the same names.
+    config, dumps, overwrite, show
+        As for :func:`record_dumps`.
     scheduler : str
         Address of the scheduler.
     shares : int, optional
         Shares of each dump; by default one per worker.
-    overwrite, show
-        As for :func:`record_dumps`.
 
     Raises
     ------
@@ -123,22 +121,9 @@ def estimate_dumps(
     overwrite: bool = False,
     shard: tuple[int, int] | None = None,
 ) -> dict[Path, Cost]:
-    """Say what :func:`record_dumps` would cost with the same arguments; nothing is recorded.
+    """Return what :func:`record_dumps` would cost with the same arguments, dump by dump; nothing is recorded.
 
-    Parameters
-    ----------
-    config, dumps, overwrite, shard
-        As for :func:`record_dumps`.
-
-    Returns
-    -------
-    dict of Path to posstats.dumping.run.cost.Cost
-        By dump.
-
-    Raises
-    ------
-    PosstatsError
-        As :func:`record_dumps` does before it begins.
+    Raises as it does before it begins.
     """
     costs = {}
     for path, loaded, drawn, options in _prepared(config, dumps):

@@ -64,22 +64,10 @@ def weights_digest(tensors: dict[str, torch.Tensor]) -> str:
 
 
 def converted_gguf(path: Path, models_dir: Path) -> Path:
-    """Folder with a GGUF checkpoint as float32 safetensors, converted on first use.
+    """Return a folder that transformers loads: a GGUF checkpoint as float32 safetensors, converted on first use.
 
-    The folder is named after the file and the digest of its bytes, written under a temporary name and put in place by a
-    rename: an interrupted conversion is never picked up, and a changed file is converted anew.
-
-    Parameters
-    ----------
-    path : Path
-        The GGUF file.
-    models_dir : Path
-        Where converted models are kept.
-
-    Returns
-    -------
-    Path
-        A folder that transformers loads, with the digest of the weights recorded beside them.
+    The folder, in `models_dir`, is named after the file and the digest of its bytes, and appears whole: an interrupted
+    conversion is never picked up, and a changed file is converted anew. The digest of the weights lies beside them.
 
     Raises
     ------

@@ -236,36 +236,13 @@ class Pieces:
             return False
 
     def spans(self, manifest: Manifest) -> list[Span]:
-        """The pieces that count, sorted: of this dump, and of the right size. Their content is not read.
-
-        Parameters
-        ----------
-        manifest : Manifest
-            The manifest.
-
-        Returns
-        -------
-        list of Span
-            Finished spans.
-        """
+        """Return the pieces that count, sorted: of this dump, and of the right size. Their content is not read."""
         return sorted(span for file, span in self._files() if span and _belongs(file, span, manifest))
 
     def faulty(self, manifest: Manifest, shard: tuple[int, int] = (1, 1)) -> list[Path]:
-        """Pieces of no use: those that do not count, and those of a share whose content does not agree with its seal.
+        """Return files of no use: pieces that do not count, and those of a share that disagree with their seal.
 
-        A piece is read once, unless it has changed since.
-
-        Parameters
-        ----------
-        manifest : Manifest
-            The manifest.
-        shard : (int, int)
-            (k, n): the k-th of n shares, k = 1 .. n.
-
-        Returns
-        -------
-        list of Path
-            Their files.
+        `shard` (k, n) is the k-th of n shares, k = 1 .. n. A piece is read once, unless it has changed since.
         """
         share = set(_units(manifest, shard))
         found = []
@@ -290,19 +267,9 @@ class Pieces:
         return True
 
     def missing(self, manifest: Manifest, shard: tuple[int, int] = (1, 1)) -> list[Span]:
-        """What is left to do: spans of at most a unit that no piece covers.
+        """Return what is left to do of the k-th of n shares (k, n): spans of at most a unit that no piece covers.
 
-        Parameters
-        ----------
-        manifest : Manifest
-            The manifest.
-        shard : (int, int)
-            (k, n): only the k-th of n shares, k = 1 .. n.
-
-        Returns
-        -------
-        list of Span
-            In order of condition and sequence.
+        In order of condition and sequence.
         """
         done = np.zeros((manifest.sizes["condition"], manifest.sizes["sequence"]), dtype=bool)
         for span in self.spans(manifest):
