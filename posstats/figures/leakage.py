@@ -37,8 +37,6 @@ _TERM_STYLE = {
     "logit_drift": ("#CC79A7", "D"),
     "denominator_drift": ("#56B4E9", "v"),
 }
-#: The removal at early queries that the paper's abstract states.
-PAPER_REMOVAL = CLAIMED_REMOVAL
 _DPI = 150
 #: What to leave out of the files, so that the same figure gives the same bytes.
 _METADATA = {
@@ -204,7 +202,7 @@ def removal_by_octave(
     result: RemovalResult,
     ax: Axes | None = None,
     *,
-    reference: float | None = PAPER_REMOVAL,
+    reference: float | None = CLAIMED_REMOVAL,
     conditions: Sequence[str] | None = None,
 ) -> Axes:
     """Share of the residual-stream magnitude that each condition removes, by octave of the query.
