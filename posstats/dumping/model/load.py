@@ -242,18 +242,10 @@ def pretrained(factory: Any, name: str | Path, source: str, options: dict[str, A
 
 
 def max_length(model: Any) -> int | None:
-    """Longest sequence the model allows.
+    """Return the number of tokens of the longest sequence the model allows, None where it sets no limit.
 
-    Parameters
-    ----------
-    model : transformers.PreTrainedModel
-        The model.
-
-    Returns
-    -------
-    int or None
-        Number of tokens, None where the model sets no limit. RoPE that is rescaled by a factor, by the model's own
-        configuration or when it was loaded, allows what it was rescaled for.
+    RoPE that is rescaled by a factor, by the model's own configuration or when it was loaded, allows what it was
+    rescaled for.
     """
     return context_length(text_config(model), _provenance(model).stretch)
 
@@ -283,22 +275,10 @@ def _own_config(model: Any) -> dict[str, Any]:
 
 
 def embed(model: Any, ids: torch.Tensor) -> torch.Tensor:
-    """Output of the model's embedding module.
+    """Return the output of the model's embedding module, (batch, query, hidden), for int64 ids (batch, query).
 
     This is what ``inputs_embeds`` takes: whatever the model does to it afterwards (Gemma 2 and Granite scale it there,
     Gemma 3 inside the module) it does in the forward pass.
-
-    Parameters
-    ----------
-    model : transformers.PreTrainedModel
-        The model.
-    ids : torch.Tensor
-        int64, (batch, query).
-
-    Returns
-    -------
-    torch.Tensor
-        (batch, query, hidden), on the model's device.
     """
     module = model.get_input_embeddings()
     with torch.inference_mode():
@@ -306,21 +286,16 @@ def embed(model: Any, ids: torch.Tensor) -> torch.Tensor:
 
 
 def model_facts(model: Any, tokenizer: Any = None, *, length: int | None = None) -> dict[str, Any]:
-    """What there is to know about a model in a dataset's attributes.
+    """Return what there is to know about a model in a dataset's attributes: strings, numbers and arrays only.
+
+    The same model gives the same dictionary.
 
     Parameters
     ----------
-    model : transformers.PreTrainedModel
-        The model.
-    tokenizer : transformers.PreTrainedTokenizerBase, optional
-        Its tokenizer.
+    model, tokenizer
+        The model and, where it is known, its tokenizer.
     length : int, optional
         Sequence length, which matters for rotary embeddings that rescale themselves with it.
-
-    Returns
-    -------
-    dict
-        Strings, numbers and arrays only; the same model gives the same dictionary.
     """
     text = text_config(model)
     provenance = _provenance(model)

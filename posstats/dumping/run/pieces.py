@@ -331,19 +331,9 @@ def differences(
     labels_found: Mapping[str, np.ndarray] | None = None,
     labels_wanted: Mapping[str, np.ndarray] | None = None,
 ) -> str:
-    """In which settings a dump that was found differs from one that is wanted, for messages.
+    """Return in which settings a dump that was found differs from one that is wanted, for messages.
 
-    Parameters
-    ----------
-    found, wanted : mapping of str
-        Attributes of the two dumps.
-    labels_found, labels_wanted : mapping of str to ndarray, optional
-        Their coordinates, where they are known.
-
-    Returns
-    -------
-    str
-        Names of attributes and of what coordinates hold.
+    Attributes are compared, and coordinates where those of both are known.
     """
     names = sorted(
         name
