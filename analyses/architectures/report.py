@@ -133,21 +133,8 @@ def _shown(table: Table) -> Table:
         frame = frame[
             (frame.queries == EARLY_BIN) & frame.quantity.isin(["removal", "slope"]) | (frame.quantity == "share")
         ]
-        columns = [
-            "contrast",
-            "runs",
-            "quantity",
-            "term",
-            "condition",
-            "queries",
-            "unit",
-            "estimate",
-            "low",
-            "high",
-            "p",
-            "q",
-        ]
-        frame = frame[[*columns, "note"]]
+        columns = ["contrast", "runs", "quantity", "term", "condition", "queries", "unit", "estimate", "low", "high"]
+        frame = frame[[*columns, "p", "q", "note"]]
     elif "rule" in frame:
         columns = ["model", "part", "quantity", "condition", "estimate", "low", "high", "p", "q", "n", "runs", "rule"]
         frame = frame[[*columns, "verdict", "reason"]]
