@@ -16,6 +16,7 @@ from typing import Any
 from analyses.bench.estimators import Size, measure_estimators
 from analyses.bench.harness import load
 from analyses.bench.report import markdown
+from posstats.execution.files import replacing
 from posstats.vocabulary import DEFAULT_MODEL
 
 _LIBRARIES = ("posstats", "torch", "transformers", "numpy", "scipy", "xarray", "h5py", "transformer-lens")
@@ -51,7 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             about = {"quick": given.quick, "model": given.model, "seconds": round(time.perf_counter() - start, 1)}
             results[section] = {"measured": measured, "about": about | _machine() | {"load": [before, load()]}}
             # After every section, so that an interrupted study keeps what it has measured.
-            file.write_text(json.dumps(results, indent=1), encoding="utf-8")
+            with replacing(file) as temporary:
+                temporary.write_text(json.dumps(results, indent=1), encoding="utf-8")
     text = markdown(results)
     (given.out / "bench.md").write_text(text, encoding="utf-8")
     print(text)

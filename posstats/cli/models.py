@@ -22,10 +22,7 @@ FAMILIES = (
 
 
 def models(
-    model: Annotated[
-        str | None,
-        typer.Argument(metavar="[MODEL]", help=MODEL_HELP),
-    ] = None,
+    model: Annotated[str | None, typer.Argument(metavar="[MODEL]", help=MODEL_HELP)] = None,
     revision: Revision = None,
     dtype: Dtype = "float32",
     length: Annotated[
