@@ -17,11 +17,22 @@ RESIDUAL = "residual"
 #: Log attention, the sum of the five terms.
 LOG_ATTENTION = "log_attention"
 
+#: Name of the model that is recorded unless the user says otherwise.
+DEFAULT_MODEL = "smollm2-135m"
+#: Number formats of weights and activations, as torch spells them.
+DTYPES = ("float32", "float64", "bfloat16", "float16")
 #: Offsets recorded and analysed unless the user says otherwise.
 DEFAULT_OFFSETS = (0, 1, 2, 4, 8, 16)
 #: Sequences and tokens per sequence of the default design.
 DEFAULT_SEQUENCES = 48
 DEFAULT_LENGTH = 192
+
+#: Early queries 2 <= i < 16, where the paper looks at BOS replacement, and what tables call them.
+EARLY = (2, 16)
+EARLY_BIN = f"[{EARLY[0]}, {EARLY[1]})"
+#: Queries before this one, or less than this behind an anchor, do not count towards the attention on position 0 or on
+#: the anchor, nor towards what heads pass on.
+FIRST_SINK_QUERY = 16
 
 #: Fewer documents than this is an error.
 MINIMUM_DOCUMENTS = 5
@@ -186,3 +197,14 @@ class Note(str):
         note = super().__new__(cls, text)
         note.kind = getattr(text, "kind", kind)
         return note
+
+
+def is_path(model: str) -> bool:
+    r"""Say whether the name of a model is spelled as a path; the default model and hub ids are not.
+
+    Examples
+    --------
+    >>> [is_path(name) for name in ("org/model", "smollm2-135m", "./mine", "~/mine", "mine.gguf", "models\\mine")]
+    [False, False, True, True, True, True]
+    """
+    return model.startswith((".", "/", "~")) or model.endswith(".gguf") or "\\" in model or model.count("/") > 1

@@ -11,17 +11,16 @@ import pandas as pd
 import posstats as ps
 from analyses.architectures.models import Entry, dump_path
 from analyses.architectures.tasks import ARCHITECTURES, CONTRAST, LEDGER, Task, plan, run_all
+from posstats.execution.provenance import LIBRARIES
 from posstats.stats.inference.options import Inference
 from posstats.study.config import AnalysisConfig
 from posstats.tables import Table, to_markdown, write_table
-from posstats.vocabulary import ADAPTED, FEW_DOCUMENTS, VARIANT
+from posstats.vocabulary import ADAPTED, EARLY_BIN, FEW_DOCUMENTS, VARIANT
 
 #: Name of the committed page, and of the folder of tables beside it.
 PAGE, TABLES = "claims-results.md", "claims"
-_LIBRARIES = ("numpy", "scipy", "pandas", "xarray", "statsmodels")
 _RECORDED_WITH = ("posstats_version", "torch_version", "transformers_version")
 _KINDS = {VARIANT: "Inference-time variants", ADAPTED: "Adapted models"}
-_EARLY = "[2, 16)"
 
 
 def write(
@@ -99,7 +98,7 @@ def _notes(dump: Path, config: AnalysisConfig, inference: Inference) -> list[str
         if ds.attrs["bos_token"]:
             described += f", BOS {ds.attrs['bos_token']}"
         documents = ds.sizes["sequence"]  # a sequence of iid tokens is its own document
-    analysed = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in _LIBRARIES)
+    analysed = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in LIBRARIES)
     few = [f"Only {documents} documents: intervals are reliable from {FEW_DOCUMENTS} documents on."]
     return [
         *(few if documents < FEW_DOCUMENTS else []),
@@ -133,23 +132,10 @@ def _shown(table: Table) -> Table:
     frame = table.frame
     if "contrast" in frame:
         frame = frame[
-            (frame.queries == _EARLY) & frame.quantity.isin(["removal", "slope"]) | (frame.quantity == "share")
+            (frame.queries == EARLY_BIN) & frame.quantity.isin(["removal", "slope"]) | (frame.quantity == "share")
         ]
-        columns = [
-            "contrast",
-            "runs",
-            "quantity",
-            "term",
-            "condition",
-            "queries",
-            "unit",
-            "estimate",
-            "low",
-            "high",
-            "p",
-            "q",
-        ]
-        frame = frame[[*columns, "note"]]
+        columns = ["contrast", "runs", "quantity", "term", "condition", "queries", "unit", "estimate", "low", "high"]
+        frame = frame[[*columns, "p", "q", "note"]]
     elif "rule" in frame:
         columns = ["model", "part", "quantity", "condition", "estimate", "low", "high", "p", "q", "n", "runs", "rule"]
         frame = frame[[*columns, "verdict", "reason"]]

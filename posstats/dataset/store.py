@@ -31,6 +31,8 @@ from dask.local import get_sync
 from posstats.arguments import file_path, shown, whole_number
 from posstats.dataset.storable import check_storable, storable_attributes
 from posstats.errors import DumpError, InputError
+from posstats.execution.files import replacing
+from posstats.execution.machine import available_processors
 from posstats.vocabulary import COORDINATES, SCHEMA_VERSION, VARIABLES
 
 #: Largest size of one HDF5 chunk before compression.
@@ -278,16 +280,11 @@ def write_dump(dataset: xr.Dataset, path: str | Path, *, workers: int | None = N
     check_schema(dataset)
     attrs = storable_attributes(dataset.attrs)
     check_storable(dataset)
-    target = followed(path)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        try:
+        with replacing(followed(path)) as temporary:
             _check_space(dataset, temporary)
             _write_frame(dataset, attrs, temporary)
             _write_values(dataset, temporary, workers)
-            replace_durably(temporary, target)
-        finally:
-            temporary.unlink(missing_ok=True)
     except (OSError, RuntimeError) as error:  # h5py raises RuntimeError where a flush or the closing of a file fails
         raise DumpError(f"cannot write {path}: {_reason(error)}") from error
     return path
@@ -306,37 +303,6 @@ def _reason(error: OSError | RuntimeError) -> str:
     """What went wrong, out of the report of HDF5's internals where it is one."""
     told = re.search(r"error message = '([^']+)'", str(error))
     return told[1] if told else str(getattr(error, "strerror", None) or error)
-
-
-def replace_durably(temporary: Path, path: Path) -> None:
-    """Put a finished file in its place so that not even a power failure leaves half of it.
-
-    Parameters
-    ----------
-    temporary : Path
-        The finished file, in the same file system.
-    path : Path
-        Its place.
-    """
-    with temporary.open("rb") as file:
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
-def available_processors() -> int:
-    """Number of processors this process may use.
-
-    Returns
-    -------
-    int
-        At least 1.
-    """
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _names(dataset: xr.Dataset) -> list[str]:

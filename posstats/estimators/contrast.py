@@ -16,7 +16,7 @@ from posstats.dataset.door import whole_dump
 from posstats.dataset.parameters import explained
 from posstats.dataset.terms import document_codes, select_condition
 from posstats.errors import DesignError, InputError
-from posstats.estimators.pair_products import EARLY, Bin, magnitude_bins, share_bins
+from posstats.estimators.pair_products import Bin, magnitude_bins, share_bins
 from posstats.estimators.rows import adjusted, prepare
 from posstats.execution.parallel import side_by_side
 from posstats.results.claims import ContrastResult
@@ -37,7 +37,7 @@ from posstats.stats.inference.resample import document_pairs
 from posstats.stats.inference.sign_flips import SignFlips, random_signs, sign_flip_test
 from posstats.stats.pair_products.components import SHARE_COMPONENTS, residual_statistics, share_statistics
 from posstats.stats.pair_products.terms import Array
-from posstats.vocabulary import BASELINE, LOG_ATTENTION, RESIDUAL, RESIDUAL_TERMS
+from posstats.vocabulary import BASELINE, EARLY, LOG_ATTENTION, RESIDUAL, RESIDUAL_TERMS
 
 #: What two architectures are compared in -> its unit.
 QUANTITIES = {"leakage": "nats^2", "share": "1", "magnitude": "nats^2", "removal": "1", "slope": "nats^2"}

@@ -27,7 +27,7 @@ from posstats.stats.earlier import (
 from posstats.stats.inference.options import Inference
 from posstats.stats.pair_products.terms import Array
 from posstats.stats.synthetic.simulate import explicit_logits, record_logits
-from posstats.vocabulary import COORDINATES, RESIDUAL, SCHEMA_VERSION, TERMS, VARIABLES
+from posstats.vocabulary import COORDINATES, EARLY_BIN, RESIDUAL, SCHEMA_VERSION, TERMS, VARIABLES
 
 #: Tokens over which Gu et al. average the attention on position 0.
 SINK_LENGTH = 64
@@ -44,7 +44,6 @@ TRAPS = {
 _ATTENTION = ("logit", "sink_logit", "log_denominator_rest")
 _STREAM = ("trajectory", "residual_norm")
 _FEWEST_SEQUENCES = 8
-_EARLY = "[2, 16)"
 
 
 @explained
@@ -245,7 +244,7 @@ def trap_table(
     share = shares(terms, octaves=False, n_resamples=1, n_permutations=999).table
     by_field["leakage"] = share[share.term == RESIDUAL].set_index("condition").leakage
     size = magnitude(terms, n_resamples=1, n_permutations=1).table
-    for name, part in (("share", share), ("magnitude", size[size.queries == _EARLY])):
+    for name, part in (("share", share), ("magnitude", size[size.queries == EARLY_BIN])):
         wide = part.pivot(index="condition", columns="term", values="estimate")
         for term in (*TERMS[1:], RESIDUAL):
             by_field[f"{name}_{term}"] = wide[term]

@@ -30,11 +30,10 @@ from posstats.stats.inference.sign_flips import random_signs, sign_flip_test
 from posstats.stats.pair_products.components import LayerField, Statistics, analysed_queries, octave_bins
 from posstats.stats.pair_products.evaluate import evaluate, pair_products
 from posstats.stats.pair_products.terms import Array
+from posstats.vocabulary import EARLY, EARLY_BIN
 
 #: Products of documents that a bin makes per head, at most: the components, and what is tested.
 _PRODUCTS = 8
-#: Early queries, where the paper looks at BOS replacement.
-EARLY = (2, 16)
 StatisticsKernel = Callable[[LayerField, np.ndarray, np.ndarray], Statistics]
 #: Components summed over a group, shape (..., source, component) -> values of the estimand, shape (..., value).
 Estimand = Callable[[Array], Array]
@@ -63,7 +62,7 @@ def magnitude_bins(terms: xr.Dataset) -> list[Bin]:
     # An offset must exist at every late query too, since their mean is subtracted.
     offsets = terms.offset.values[terms.offset.values < (length + 1) // 2]
     bins = _octaves(length, offsets)
-    early = Bin(f"[{EARLY[0]}, {EARLY[1]})", np.arange(*EARLY), offsets[offsets < EARLY[0]])
+    early = Bin(EARLY_BIN, np.arange(*EARLY), offsets[offsets < EARLY[0]])
     if length - 1 >= EARLY[1] and len(early.offsets):
         bins.append(early)
     if not bins:

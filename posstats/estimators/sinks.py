@@ -19,8 +19,8 @@ from posstats.stats.earlier import SINK_EPSILON
 from posstats.stats.inference.options import Inference
 from posstats.stats.inference.replicates import ratio_at
 from posstats.stats.pair_products.terms import Array
-from posstats.stats.position0 import FIRST_SINK_QUERY, late_attention, queries_that_see_position_0
-from posstats.vocabulary import BASELINE, Note
+from posstats.stats.position0 import late_attention, queries_that_see_position_0
+from posstats.vocabulary import BASELINE, FIRST_SINK_QUERY, Note
 
 _NORMS = ("sink_value_norm", "value_norm")
 _ANCHORS = ("anchor_attention", "anchor_sink_attention")

@@ -11,11 +11,22 @@ import matplotlib as mpl
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator
 
 from posstats.arguments import choice, labels, number, path_of, shown, text
 from posstats.errors import InputError
-from posstats.figures.drawing import COLOURS, GREY, MARKERS, axes_of, captioned, legend_below, level_of, map_axes
+from posstats.figures.drawing import (
+    COLOURS,
+    GREY,
+    MARKERS,
+    axes_of,
+    captioned,
+    counting_axis,
+    interval_line,
+    legend_below,
+    level_of,
+    map_axes,
+    zero_line,
+)
 from posstats.results.base import MagnitudeResult, RemovalResult, Result, ShareResult, check_result
 from posstats.results.verdicts import CLAIMED_REMOVAL
 from posstats.vocabulary import BASELINE, RESIDUAL
@@ -27,8 +38,6 @@ _TERM_STYLE = {
     "logit_drift": ("#CC79A7", "D"),
     "denominator_drift": ("#56B4E9", "v"),
 }
-#: The removal at early queries that the paper's abstract states.
-PAPER_REMOVAL = CLAIMED_REMOVAL
 _DPI = 150
 #: What to leave out of the files, so that the same figure gives the same bytes.
 _METADATA = {
@@ -73,17 +82,7 @@ def shares_by_layer(result: ShareResult, ax: Axes | None = None, *, terms: Seque
     for term in terms:
         colour, marker = _TERM_STYLE[term]
         rows = table[table.term == term].sort_values("layer")
-        ax.errorbar(
-            rows.layer,
-            rows.estimate,
-            yerr=[rows.estimate - rows.low, rows.high - rows.estimate],
-            color=colour,
-            marker=marker,
-            markersize=4,
-            linewidth=1,
-            capsize=2,
-            label=term.replace("_", " "),
-        )
+        interval_line(ax, rows.layer, rows, colour, marker, term.replace("_", " "))
     withheld = np.unique(table.layer[table.estimate.isna()])
     if len(withheld):
         bottom = ax.get_xaxis_transform()
@@ -91,9 +90,8 @@ def shares_by_layer(result: ShareResult, ax: Axes | None = None, *, terms: Seque
             withheld, np.full(len(withheld), 0.02), "x", color=GREY, transform=bottom, label="leakage not significant"
         )
     for value in (0, 1):
-        ax.axhline(value, color=GREY, linewidth=0.8, linestyle=":", zorder=0)
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    ax.set_xlabel("layer")
+        zero_line(ax, value)
+    counting_axis(ax, "layer")
     ax.set_ylabel("share of leakage (fraction)")
     legend_below(ax, ncols=3)
     return captioned(ax, result)
@@ -200,7 +198,7 @@ def magnitude_by_octave(
     if (table.low > 0).all():
         ax.set_yscale("log")
     else:
-        ax.axhline(0, color=GREY, linewidth=0.8, linestyle=":", zorder=0)
+        zero_line(ax)
     ax.set_ylabel(f"{term.replace('_', ' ')} magnitude (nats²)")
     legend_below(ax)
     return captioned(ax, result)
@@ -210,7 +208,7 @@ def removal_by_octave(
     result: RemovalResult,
     ax: Axes | None = None,
     *,
-    reference: float | None = PAPER_REMOVAL,
+    reference: float | None = CLAIMED_REMOVAL,
     conditions: Sequence[str] | None = None,
 ) -> Axes:
     """Share of the residual-stream magnitude that each condition removes, by octave of the query.
@@ -248,7 +246,7 @@ def removal_by_octave(
     ax = axes_of(ax, (6.4, 3.6))
     # The baseline's colour stays the baseline's in both figures by octave.
     _octave_lines(ax, table, conditions, first=1)
-    ax.axhline(0, color=GREY, linewidth=0.8, linestyle=":", zorder=0)
+    zero_line(ax)
     withheld = [octave for octave in _octaves(table) if table.estimate[table.queries == octave].isna().all()]
     if withheld:
         at, bottom = [_octaves(table).index(octave) for octave in withheld], ax.get_xaxis_transform()
@@ -325,11 +323,7 @@ def _octave_lines(ax: Axes, table: pd.DataFrame, conditions: Sequence[str] | Non
         rows = table[table.condition == name].set_index("queries").loc[octaves]
         style = 0 if name == BASELINE else k + first
         at = np.arange(len(octaves)) + 0.5 * ((k + 0.5) / len(chosen) - 0.5)
-        ax.errorbar(
-            at, rows.estimate, yerr=[rows.estimate - rows.low, rows.high - rows.estimate], label=name,
-            color=COLOURS[style % len(COLOURS)], marker=MARKERS[style % len(MARKERS)], markersize=4, linewidth=1,
-            capsize=2,
-        )  # fmt: skip
+        interval_line(ax, at, rows, COLOURS[style % len(COLOURS)], MARKERS[style % len(MARKERS)], name)
     ax.set_xticks(np.arange(len(octaves)), labels=octaves)
     ax.set_xlim(-0.6, len(octaves) - 0.4)  # octaves whose numbers are all withheld keep their place
     ax.set_xlabel("query position i, by octave (tokens)")

@@ -15,7 +15,6 @@ from posstats.dataset.comparable import IID
 from posstats.dataset.door import whole_dump
 from posstats.errors import DesignError
 from posstats.estimators.leakage import leakage, magnitude, removal, shares
-from posstats.estimators.pair_products import EARLY
 from posstats.estimators.readers import readers
 from posstats.estimators.sinks import sinks
 from posstats.estimators.trajectory import trajectory
@@ -23,9 +22,8 @@ from posstats.ledger.controls import REPEAT_ROUNDING, ROUNDING, model_dtype, rep
 from posstats.results.verdicts import CLAIMED_REMOVAL, Evidence, Rule
 from posstats.stats.inference.multiplicity import adjust as adjust_p
 from posstats.stats.inference.options import Inference
-from posstats.vocabulary import BASELINE, RESIDUAL
+from posstats.vocabulary import BASELINE, EARLY_BIN, RESIDUAL
 
-_EARLY = f"[{EARLY[0]}, {EARLY[1]})"
 _ABOVE_0 = Rule("above", 0.0)
 
 
@@ -82,12 +80,12 @@ def mask_component(ds: xr.Dataset, inference: Inference) -> Iterator[Evidence]:
 
 def residual_component(ds: xr.Dataset, inference: Inference) -> Iterator[Evidence]:
     """C3: the residual magnitude beyond layer 0, and the residual terms of repeated tokens."""
-    what = f"residual magnitude, {_EARLY}, layers 1 to {ds.sizes['layer'] - 1}"
+    what = f"residual magnitude, {EARLY_BIN}, layers 1 to {ds.sizes['layer'] - 1}"
     if ds.sizes["layer"] < 2:
         yield Evidence("C3", "a", "residual magnitude", "nats^2", reason="the model has one layer")
     else:
         found = magnitude(_only(ds, BASELINE).isel(layer=slice(1, None)), **inference.options()).table
-        row = found[(found.term == RESIDUAL) & (found.queries == _EARLY)]
+        row = found[(found.term == RESIDUAL) & (found.queries == EARLY_BIN)]
         if len(row):
             numbers = _numbers(row.iloc[0])
             numbers["reason"] = per_head(numbers["estimate"], ds.sizes["head"] * (ds.sizes["layer"] - 1))
@@ -226,13 +224,13 @@ def _displacement(ds: xr.Dataset, inference: Inference) -> Evidence:
 
 def replaced_bos(ds: xr.Dataset, inference: Inference) -> Iterator[Evidence]:
     """C7: removal at early queries by every replacement that was recorded, whatever its sign."""
-    what = f"removal, {_EARLY}"
+    what = f"removal, {EARLY_BIN}"
     names = _conditions(ds, "bos=")
     if not names:
         yield Evidence("C7", "a", what, condition="bos=...", reason="needs a condition such as bos=mean in the dump")
         return
     found = removal(_only(ds, BASELINE, *names), names, **inference.options()).table
-    found = found[found.queries == _EARLY]
+    found = found[found.queries == EARLY_BIN]
     for name in names:
         rows = found[found.condition == name]
         if not len(rows):
@@ -277,7 +275,7 @@ def no_early(ds: xr.Dataset) -> str:
     """Say why a dump has no early queries, and what to do about it."""
     return (
         f"sequences of {ds.sizes['query']} tokens with offsets {ds.offset.values.tolist()} have no early queries "
-        f"{_EARLY}: dump longer ones, with offset 0 or 1"
+        f"{EARLY_BIN}: dump longer ones, with offset 0 or 1"
     )
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from posstats.results.columns import COLUMNS
+from posstats.vocabulary import is_path
 
 #: What a p or q below it is printed as being below.
 _SMALLEST_P = "1e-6"
@@ -170,7 +171,7 @@ def model_name(model: str) -> str:
     ('mine', 'mine.gguf, sliding_window=32', 'org/model')
     """
     path, comma, rest = model.partition(", ")
-    if not path.startswith(("/", "./", "../", "~")) and "\\" not in path and path.count("/") < 2:
+    if not is_path(path):
         return model
     return (path.replace("\\", "/").rstrip("/").rpartition("/")[2] or path) + comma + rest
 

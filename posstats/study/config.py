@@ -68,7 +68,7 @@ class AnalysisConfig:
     def slug(self) -> str:
         """The model's name, with what was changed in it and the BOS token chosen for it, as part of a file name."""
         model, token = self.model, self.sequences.bos_token
-        parts = [model_label(model.name, ModelConfig().name)]
+        parts = [model_label(model.name)]
         parts += [] if model.ntk_factor is None else [f"ntk-{model.ntk_factor:g}"]
         parts += [] if model.sliding_window is None else [f"window-{model.sliding_window}"]
         parts += [] if model.adapter is None else [f"adapted-{place_label(Path(model.adapter))}"]
@@ -148,7 +148,7 @@ def load_config(
     run = config.run
     run = replace(run, dumps=own_folder(run.dumps, path), results=own_folder(run.results, path))
     chosen = config.model if model is None else replace(config.model, name=model, revision=None)
-    chosen = replace(chosen, name=one_spelling(chosen.name, ModelConfig().name))
+    chosen = replace(chosen, name=one_spelling(chosen.name))
     config = replace(config, run=run, model=chosen)
     if bos_token is not None:
         config = replace(config, sequences=replace(config.sequences, bos_token=bos_token))

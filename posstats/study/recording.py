@@ -16,10 +16,10 @@ from posstats.dataset.terms import few_documents_note
 from posstats.dumping.run.options import RecordOptions
 from posstats.errors import InputError
 from posstats.execution.cluster import connected
-from posstats.execution.memory import free_memory
+from posstats.execution.machine import free_memory
 from posstats.execution.parallel import side_by_side
 from posstats.execution.progress import progress
-from posstats.study.config import DumpConfig, ModelConfig, RecordConfig, RunConfig, SequencesConfig
+from posstats.study.config import AnalysisConfig, DumpConfig, RecordConfig, SequencesConfig
 from posstats.vocabulary import BASELINE, MINIMUM_DOCUMENTS
 
 if TYPE_CHECKING:
@@ -34,11 +34,8 @@ _RECORDING = threading.Lock()
 
 
 def record_dumps(
+    config: AnalysisConfig,
     dumps: Mapping[Path, DumpConfig],
-    model: ModelConfig,
-    sequences: SequencesConfig,
-    record: RecordConfig,
-    run: RunConfig,
     *,
     overwrite: bool = False,
     shard: tuple[int, int] | None = None,
@@ -48,10 +45,10 @@ def record_dumps(
 
     Parameters
     ----------
+    config : AnalysisConfig
+        Its `model`, `sequences`, `record` and `run` are used.
     dumps : mapping of Path to DumpConfig
         File -> where its tokens come from.
-    model, sequences, record, run
-        Sections of a configuration.
     overwrite : bool
         Whether a dump with other settings is replaced.
     shard : (int, int), optional
@@ -64,18 +61,15 @@ def record_dumps(
     PosstatsError
         If torch or transformers is not installed, or as ``posstats.load_model`` and ``posstats.dump`` do.
     """
-    for given in _prepared(dumps, model, sequences, record, run, overwrite, shard):
+    for given in _prepared(config, dumps, overwrite, shard):
         from posstats.dumping.run import dump
 
         dump.record(*given, show=show)
 
 
 def record_shares(
+    config: AnalysisConfig,
     dumps: Mapping[Path, DumpConfig],
-    model: ModelConfig,
-    sequences: SequencesConfig,
-    record: RecordConfig,
-    run: RunConfig,
     scheduler: str,
     shares: int | None = None,
     *,
@@ -85,18 +79,16 @@ def record_shares(
     """Record dumps on the workers of a cluster that share a file system, a share of the sequences at a time.
 
     A share whose worker is lost is taken up where it stopped by another one. The files are those of
-    :func:`record_dumps`, provided that workers compute alike.
+    :func:`record_dumps`, provided that workers compute alike, and find this folder and all files under the same names.
 
     Parameters
     ----------
-    dumps, model, sequences, record, run
-        As for :func:`record_dumps`; workers find this folder, and all files, under the same names.
+    config, dumps, overwrite, show
+        As for :func:`record_dumps`.
     scheduler : str
         Address of the scheduler.
     shares : int, optional
         Shares of each dump; by default one per worker.
-    overwrite, show
-        As for :func:`record_dumps`.
 
     Raises
     ------
@@ -105,7 +97,7 @@ def record_shares(
     """
     with connected(scheduler) as client:
         n = shares or max(1, len(client.nthreads()))
-        job = partial(_record_share, Path.cwd(), n, (dumps, model, sequences, record, run), overwrite)
+        job = partial(_record_share, Path.cwd(), n, config, dumps, overwrite)
         with progress("dump", n, unit="share", show=show) as bar:
             for _ in side_by_side(job, range(1, n + 1)):
                 bar.update()
@@ -116,41 +108,27 @@ def record_shares(
             join_dump(path)
 
 
-def _record_share(folder: Path, shares: int, work: tuple[Any, ...], overwrite: bool, share: int) -> None:
+def _record_share(
+    folder: Path, shares: int, config: AnalysisConfig, dumps: Mapping[Path, DumpConfig], overwrite: bool, share: int
+) -> None:
     # In the folder of the caller: a dump keeps the name of its model as it was given.
     with _RECORDING, chdir(folder):
-        record_dumps(*work, overwrite=overwrite, shard=(share, shares), show=False)
+        record_dumps(config, dumps, overwrite=overwrite, shard=(share, shares), show=False)
 
 
 def estimate_dumps(
+    config: AnalysisConfig,
     dumps: Mapping[Path, DumpConfig],
-    model: ModelConfig,
-    sequences: SequencesConfig,
-    record: RecordConfig,
-    run: RunConfig,
     *,
     overwrite: bool = False,
     shard: tuple[int, int] | None = None,
 ) -> dict[Path, Cost]:
-    """Say what :func:`record_dumps` would cost with the same arguments; nothing is recorded.
+    """Return what :func:`record_dumps` would cost with the same arguments, dump by dump; nothing is recorded.
 
-    Parameters
-    ----------
-    dumps, model, sequences, record, run, overwrite, shard
-        As for :func:`record_dumps`.
-
-    Returns
-    -------
-    dict of Path to posstats.dumping.run.cost.Cost
-        By dump.
-
-    Raises
-    ------
-    PosstatsError
-        As :func:`record_dumps` does before it begins.
+    Raises as it does before it begins.
     """
     costs = {}
-    for given in _prepared(dumps, model, sequences, record, run, overwrite, shard):
+    for given in _prepared(config, dumps, overwrite, shard):
         from posstats.dumping.run.cost import estimate_cost
 
         costs[given[2]] = estimate_cost(*given)
@@ -158,15 +136,13 @@ def estimate_dumps(
 
 
 def _prepared(
+    config: AnalysisConfig,
     dumps: Mapping[Path, DumpConfig],
-    model: ModelConfig,
-    sequences: SequencesConfig,
-    record: RecordConfig,
-    run: RunConfig,
     overwrite: bool,
     shard: tuple[int, int] | None,
 ) -> Iterator[tuple[Any, Any, Path, RecordOptions, Any]]:
     """Of each dump the model, which is loaded once, the sequences, the file, the options and the tokenizer."""
+    model, sequences, record, run = config.model, config.sequences, config.record, config.run
     check_positions("offset", record.offsets, sequences.length)  # before torch and the model are loaded
     try:
         from posstats.dumping.model.load import load_model, max_length

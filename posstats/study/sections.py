@@ -6,7 +6,14 @@ from posstats.arguments import seed_of, whole_number
 from posstats.dataset.conditions import parse_conditions
 from posstats.dumping.run.options import RecordOptions
 from posstats.errors import InputError
-from posstats.vocabulary import BASELINE, DEFAULT_LENGTH, DEFAULT_OFFSETS, DEFAULT_SEQUENCES, MINIMUM_DOCUMENTS
+from posstats.vocabulary import (
+    BASELINE,
+    DEFAULT_LENGTH,
+    DEFAULT_MODEL,
+    DEFAULT_OFFSETS,
+    DEFAULT_SEQUENCES,
+    MINIMUM_DOCUMENTS,
+)
 
 #: Where the tokens of a dump come from.
 SOURCES = ("random", "text")
@@ -30,7 +37,7 @@ class ModelConfig:
         Folder of a low-rank adapter, which brings the architecture that the model was trained on under.
     """
 
-    name: str = "smollm2-135m"
+    name: str = DEFAULT_MODEL
     revision: str | None = None
     dtype: str = "float32"
     ntk_factor: float | None = None

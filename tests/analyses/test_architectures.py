@@ -16,6 +16,7 @@ from posstats.study.analysis import run_analyses
 from posstats.study.config import AnalysesConfig, load_config
 from posstats.study.recording import record_dumps
 from tests import tiny, trained
+from tests.processes import in_this_process
 
 models, report, study, tasks = (
     trained.package(f"analyses.architectures.{name}") for name in ("models", "report", "study", "tasks")
@@ -44,10 +45,11 @@ def command(folder):
         config = whole(*arguments, **options)
         assert {"shift=64", "repeat", "bos@16", "trajectory=token:7@1"} < set(config.record.conditions)
         record = replace(config.record, conditions=("baseline", *models.REPLACEMENTS))
-        return replace(config, record=record, run=replace(config.run, workers=1))
+        return replace(config, record=record)
 
     def call(*more):
         with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(tasks, "in_processes", in_this_process)
             patch.setattr(models, "design", small)
             patch.setattr(models, "NTK_FACTORS", (8.0,))
             patch.setattr(models, "WINDOWS", (32,))
@@ -216,7 +218,7 @@ def test_configurations_of_larger_models_run_on_tiny_ones(path, tmp_path):
         analyses=AnalysesConfig(("../claims.py",)),
     )
     (name, entry), *_ = config.dumps.items()
-    record_dumps({config.dump_path(name): entry}, config.model, config.sequences, config.record, config.run, show=False)
+    record_dumps(config, {config.dump_path(name): entry}, show=False)
     with ps.open_dump(config.dump_path(name)) as ds:
         assert window_binds(ds) == (changes.get("sliding_window") is not None)
     headline = run_analyses(config, {name: config.dump_path(name)}, tmp_path / "results", show=False).frame

@@ -177,13 +177,13 @@ class TestRefusals:
             (tmp_path / file.name).write_bytes(file.read_bytes())
         weights = tmp_path / "model.safetensors"
         weights.write_bytes(weights.read_bytes()[:1000])
-        with pytest.raises(ModelError, match=r"model\.safetensors is damaged or truncated: its 1000 bytes end before"):
+        with pytest.raises(ModelError, match=r"model\.safetensors is damaged or truncated, of its 1000 bytes"):
             load_model(tmp_path)
         weights.write_bytes((folder / "model.safetensors").read_bytes()[:-8])
-        with pytest.raises(ModelError, match=r"model\.safetensors is damaged or truncated: it has \d+ bytes"):
+        with pytest.raises(ModelError, match=r"model\.safetensors is damaged or truncated, .*: incomplete metadata"):
             load_model(tmp_path)
         weights.write_bytes((8).to_bytes(8, "little") + b"no json.")
-        with pytest.raises(ModelError, match=r"model\.safetensors is damaged: its header"):
+        with pytest.raises(ModelError, match=r"model\.safetensors is damaged or truncated, .*JSON in header"):
             load_model(tmp_path)
         index = {"weight_map": {"a": "model.safetensors", "b": "second.safetensors"}}
         (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))

@@ -3,11 +3,9 @@
 import re
 from dataclasses import replace
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib.figure import Figure
 
 import posstats as ps
 from posstats import figures
@@ -35,26 +33,6 @@ def trajectory(ds):
 @pytest.fixture(scope="module")
 def readers(ds):
     return ps.readers(ds, n_permutations=99)
-
-
-@pytest.fixture(params=["map", "anchoring", "distance", "identification", "displacement"])
-def draw(request, sinks, trajectory, readers):
-    return {
-        "map": lambda ax=None: figures.attention_map(sinks, ax),
-        "anchoring": lambda ax=None: figures.anchoring_by_position(sinks, ax),
-        "distance": lambda ax=None: figures.distance_by_depth(trajectory, ax, condition=REPEATED),
-        "identification": lambda ax=None: figures.identification_by_layer(trajectory.identification, ax),
-        "displacement": lambda ax=None: figures.displacement_by_depth(readers, ax),
-    }[request.param]
-
-
-def test_axes_in_axes_out(draw):
-    ax = Figure().add_subplot()
-    assert draw(ax) is ax
-    assert ax.get_xlabel()
-    assert ax.get_ylabel()
-    assert draw().figure is not ax.figure
-    assert plt.get_fignums() == []
 
 
 def lines(ax):

@@ -19,7 +19,7 @@ from posstats.dumping.inputs.corpus import Crops, read_texts
 from posstats.dumping.inputs.labels import check_text, document_labels
 from posstats.dumping.inputs.tokens import check_tokenizer, choose_bos, ordinary_beside, ordinary_tokens
 from posstats.errors import FewDocumentsWarning, InputError
-from posstats.execution.memory import free_memory
+from posstats.execution.machine import free_memory
 from posstats.vocabulary import DEFAULT_LENGTH, DEFAULT_SEQUENCES, MINIMUM_DOCUMENTS
 
 if TYPE_CHECKING:

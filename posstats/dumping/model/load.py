@@ -16,7 +16,7 @@ import transformers
 from posstats._version import __version__
 from posstats.arguments import choice, expanded, file_path, shown, whole_number
 from posstats.dumping.model.adapters import Adapter, merge_adapter, read_adapter
-from posstats.dumping.model.checkpoints import DEFAULT_MODEL, converted_gguf, default_gguf, weights_digest
+from posstats.dumping.model.checkpoints import converted_gguf, default_gguf, weights_digest
 from posstats.dumping.model.float64 import compute_in_float64
 from posstats.dumping.model.folders import check_config_file, check_files, check_finite, check_no_alibi
 from posstats.dumping.model.identity import config_digest, interventions, plain_config
@@ -31,11 +31,10 @@ from posstats.dumping.recorder.structure import (
     text_config,
 )
 from posstats.errors import InputError, ModelError
-from posstats.vocabulary import ADAPTED, TRAINED, VARIANT
+from posstats.vocabulary import ADAPTED, DEFAULT_MODEL, DTYPES, TRAINED, VARIANT, is_path
 
 __all__ = ["embed", "load_model", "max_length", "model_facts"]
 
-DTYPES = ("float32", "float64", "bfloat16", "float16")
 _ALLOWED = f"allowed: {DEFAULT_MODEL!r}, a folder or hub id with safetensors and no remote code, a .gguf file"
 
 
@@ -221,7 +220,7 @@ def locate(name: str, revision: str | None, models_dir: Path) -> tuple[str, dict
         }
     if path.is_dir():
         return str(path), {"local_files_only": True}
-    if name.startswith((".", "/", "~")) or name.count("/") > 1:
+    if is_path(name):
         raise ModelError(f"there is no folder {name!r}; give {DEFAULT_MODEL!r}, a folder, a .gguf file or a hub id")
     return name, {"revision": revision or "main"} | _reach(name, revision or "main")
 
@@ -253,18 +252,10 @@ def pretrained(factory: Any, name: str | Path, source: str, options: dict[str, A
 
 
 def max_length(model: Any) -> int | None:
-    """Longest sequence the model allows.
+    """Return the number of tokens of the longest sequence the model allows, None where it sets no limit.
 
-    Parameters
-    ----------
-    model : transformers.PreTrainedModel
-        The model.
-
-    Returns
-    -------
-    int or None
-        Number of tokens, None where the model sets no limit. RoPE that is rescaled by a factor, by the model's own
-        configuration or when it was loaded, allows what it was rescaled for.
+    RoPE that is rescaled by a factor, by the model's own configuration or when it was loaded, allows what it was
+    rescaled for.
     """
     return context_length(text_config(model), _provenance(model).stretch)
 
@@ -294,22 +285,10 @@ def _own_config(model: Any) -> dict[str, Any]:
 
 
 def embed(model: Any, ids: torch.Tensor) -> torch.Tensor:
-    """Output of the model's embedding module.
+    """Return the output of the model's embedding module, (batch, query, hidden), for int64 ids (batch, query).
 
     This is what ``inputs_embeds`` takes: whatever the model does to it afterwards (Gemma 2 and Granite scale it there,
     Gemma 3 inside the module) it does in the forward pass.
-
-    Parameters
-    ----------
-    model : transformers.PreTrainedModel
-        The model.
-    ids : torch.Tensor
-        int64, (batch, query).
-
-    Returns
-    -------
-    torch.Tensor
-        (batch, query, hidden), on the model's device.
     """
     module = model.get_input_embeddings()
     with torch.inference_mode():
@@ -317,21 +296,16 @@ def embed(model: Any, ids: torch.Tensor) -> torch.Tensor:
 
 
 def model_facts(model: Any, tokenizer: Any = None, *, length: int | None = None) -> dict[str, Any]:
-    """What there is to know about a model in a dataset's attributes.
+    """Return what there is to know about a model in a dataset's attributes: strings, numbers and arrays only.
+
+    The same model gives the same dictionary.
 
     Parameters
     ----------
-    model : transformers.PreTrainedModel
-        The model.
-    tokenizer : transformers.PreTrainedTokenizerBase, optional
-        Its tokenizer.
+    model, tokenizer
+        The model and, where it is known, its tokenizer.
     length : int, optional
         Sequence length, which matters for rotary embeddings that rescale themselves with it.
-
-    Returns
-    -------
-    dict
-        Strings, numbers and arrays only; the same model gives the same dictionary.
     """
     text = text_config(model)
     provenance = _provenance(model)

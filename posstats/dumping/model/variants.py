@@ -131,20 +131,10 @@ def _stretch(before: dict[str, Any], after: dict[str, Any]) -> float:
 
 
 def context_length(text: Any, stretch: float = 1.0) -> int | None:
-    """Longest sequence that a configuration allows.
+    """Return the tokens of the longest sequence that the configuration of a text decoder allows, None without a limit.
 
-    Parameters
-    ----------
-    text : transformers.PretrainedConfig
-        Configuration of the text decoder.
-    stretch : float
-        Factor of :func:`vary_rope`.
-
-    Returns
-    -------
-    int or None
-        Tokens: the largest of `max_position_embeddings`, the same times `stretch`, and what rescaled rotary embeddings
-        are made for: `factor` times the length they start from. None where the model sets no limit.
+    The largest of `max_position_embeddings`, the same times `stretch` (the factor of :func:`vary_rope`), and what
+    rescaled rotary embeddings are made for: `factor` times the length they start from.
     """
     limit = getattr(text, "max_position_embeddings", None)
     if limit is None:
@@ -161,17 +151,9 @@ def context_length(text: Any, stretch: float = 1.0) -> int | None:
 
 
 def own_windows(text: Any) -> list[int | None]:
-    """Keys that a query of each layer sees at most, as the configuration tells; None where it sees all.
+    """Return how many keys a query of each layer sees at most, as the configuration tells; None where it sees all.
 
-    Parameters
-    ----------
-    text : transformers.PretrainedConfig
-        Configuration of the text decoder.
-
-    Returns
-    -------
-    list of int or None
-        By layer. A chunk, in which queries see back to its start, counts as a window of its size.
+    A chunk, in which queries see back to its start, counts as a window of its size.
     """
     sliding = getattr(text, "sliding_window", None) or None
     if getattr(text, "use_sliding_window", True) is False:
@@ -182,16 +164,7 @@ def own_windows(text: Any) -> list[int | None]:
 
 
 def check_window(text: Any, window: int, length: int | None = None) -> None:
-    """Refuse a sliding window that narrows nothing.
-
-    Parameters
-    ----------
-    text : transformers.PretrainedConfig
-        Configuration of the text decoder.
-    window : int
-        Keys that a query is to see at most.
-    length : int, optional
-        Tokens of the sequences, where they are known.
+    """Refuse a sliding window that narrows nothing, in sequences of `length` tokens where that is known.
 
     Raises
     ------
@@ -211,13 +184,7 @@ def check_window(text: Any, window: int, length: int | None = None) -> None:
 
 
 def check_length(length: int, limit: int | None) -> None:
-    """Refuse sequences that are longer than the model allows.
-
-    Raises
-    ------
-    InputError
-        If they are.
-    """
+    """Refuse, by InputError, sequences that are longer than the model allows."""
     if not 1 <= length <= (limit or length):
         raise InputError(
             f"a sequence of {length} tokens is asked for, the model allows 1 to {limit or 'any number'}: positions "
@@ -228,23 +195,9 @@ def check_length(length: int, limit: int | None) -> None:
 
 
 def keys_of_late_queries(text: Any, length: int, window: int | None = None) -> int:
-    """Keys that every query of the second half of a sequence sees in every layer, as the configuration tells.
+    """Return how many keys every query of the second half of a sequence sees in every layer, by the configuration.
 
-    Offsets are analysed below it (docs/method.md, section 3).
-
-    Parameters
-    ----------
-    text : transformers.PretrainedConfig
-        Configuration of the text decoder.
-    length : int
-        Tokens per sequence.
-    window : int, optional
-        Keys that a query sees at most for an inference-time variant.
-
-    Returns
-    -------
-    int
-        Number of keys.
+    Offsets are analysed below it (docs/method.md, section 3). `window` is that of an inference-time variant.
     """
     half = length // 2
     chunked = "chunked_attention" in (getattr(text, "layer_types", None) or ())

@@ -13,14 +13,14 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from posstats.arguments import choice, expanded
 from posstats.dumping.inputs.tokens import choice_of_bos, ordinary_beside
-from posstats.dumping.model.checkpoints import DEFAULT_MODEL, default_gguf
-from posstats.dumping.model.load import DTYPES, configuration, locate, pretrained
+from posstats.dumping.model.checkpoints import default_gguf
+from posstats.dumping.model.load import configuration, locate, pretrained
 from posstats.dumping.model.variants import check_length, check_window, context_length, own_windows, vary_rope
 from posstats.dumping.recorder.structure import check_config, check_model, decoder_of
 from posstats.dumping.run.memory import sequence_memory
 from posstats.dumping.run.pieces import Manifest
 from posstats.errors import ModelError
-from posstats.vocabulary import DEFAULT_LENGTH, DEFAULT_OFFSETS
+from posstats.vocabulary import DEFAULT_LENGTH, DEFAULT_MODEL, DEFAULT_OFFSETS, DTYPES
 
 _CHUNKED = "chunked_attention"
 

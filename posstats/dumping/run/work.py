@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from posstats.dataset.store import followed, replace_durably, write_dump
+from posstats.dataset.store import followed, write_dump
 from posstats.dumping.inputs.conditions import apply
 from posstats.dumping.inputs.sequences import Sequences
 from posstats.dumping.recorder.recorder import ForwardRecord, Recorder
@@ -24,6 +24,7 @@ from posstats.dumping.run.options import RecordOptions
 from posstats.dumping.run.pieces import Manifest, Pieces, Span
 from posstats.dumping.run.plan import Plan
 from posstats.errors import DumpError
+from posstats.execution.files import replace_durably
 from posstats.execution.progress import progress as report_progress
 
 logger = logging.getLogger(__name__)

@@ -1,7 +1,13 @@
-"""How much memory is free."""
+"""What this machine offers to the work."""
 
+import os
 import re
 from pathlib import Path
+
+
+def available_processors() -> int:
+    """Return the number of processors this process may use, at least 1."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def free_memory() -> int:
