@@ -79,7 +79,8 @@ class TestDisplacement:
             ds["logit_sum_by_lag"].loc[{"condition": name}] = 0.0
             ds["log_denominator_rest"].loc[{"condition": name}] = ds.log_denominator_rest.sel(condition="baseline")
         # The reference is known to be 0, which no recording has: its sums do not agree with its logits.
-        monkeypatch.setattr("posstats.dataset.blocks.check_seal", lambda *_: None)
+        for module in ("door", "terms"):
+            monkeypatch.setattr(f"posstats.dataset.{module}.check_seal", lambda *_: None)
         found = moved(ds, "bos=token:7", 0).at(np.ones((1, 16)))[0]
         plug_in = 2 / 16  # what the square of the mean difference would be
         assert abs(found.mean()) < 4 * found.std() / np.sqrt(60)
