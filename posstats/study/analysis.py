@@ -337,7 +337,9 @@ def _current(task: _Task) -> list[dict[str, Any]] | None:
             file_digest(task.folder / name) == digest for name, digest in record["files"].items()
         )
         whole = [asdict(Quantity(**quantity)) for quantity in record["headline"]]
-        return whole if same and isinstance(record["closing"], str) else None
+        if record["closing"] != "":
+            Table.from_json(record["closing"])  # it can be shown
+        return whole if same else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
