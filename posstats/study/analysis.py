@@ -290,8 +290,10 @@ def _current(task: _Task) -> list[dict[str, Any]] | None:
     record = kept(task.manifest, task.rests_on) or {}
     try:
         whole = [asdict(Quantity(**quantity)) for quantity in record["headline"]]
-        return whole if isinstance(record["closing"], str) else None
-    except (KeyError, TypeError):
+        if record["closing"] != "":
+            Table.from_json(record["closing"])  # it can be shown
+        return whole
+    except (ValueError, KeyError, TypeError):
         return None
 
 

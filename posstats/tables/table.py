@@ -126,9 +126,9 @@ class Table:
             columns, rows = record["columns"], record["rows"]
             if any(not isinstance(row, list) or len(row) != len(columns) for row in rows):
                 raise ValueError(f"a row does not hold {len(columns)} values")
-            cells = {column["name"]: [row[k] for row in rows] for k, column in enumerate(columns)}
+            values = {column["name"]: _values(column, [row[k] for row in rows]) for k, column in enumerate(columns)}
             return cls(
-                pd.DataFrame({column["name"]: _values(column, cells[column["name"]]) for column in columns}),
+                pd.DataFrame(values),
                 str(record["title"]),
                 {column["name"]: str(column["unit"]) for column in columns if column["unit"]},
                 tuple(Note(str(note["text"]), str(note["kind"])) for note in record["notes"]),
