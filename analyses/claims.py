@@ -3,14 +3,14 @@
 import xarray as xr
 
 import posstats as ps
-from posstats.figures import claims as figures_claims
+from posstats import figures
 from posstats.results.verdicts import CRITERIA, NOT_TESTABLE, WHOLE
-from posstats.study.config import InferenceConfig
+from posstats.stats.inference.options import Inference
 from posstats.study.findings import Findings, Quantity
-from posstats.tables.table import Table
+from posstats.tables import Table
 
 
-def analyse(ds: xr.Dataset, inference: InferenceConfig) -> Findings:
+def analyse(ds: xr.Dataset, inference: Inference) -> Findings:
     ledger = ps.claims(ds, **inference.options())
     claims = ledger.table[ledger.table.part == WHOLE]
     untested = claims[claims.verdict == NOT_TESTABLE]
@@ -27,7 +27,7 @@ def analyse(ds: xr.Dataset, inference: InferenceConfig) -> Findings:
             level=inference.level,
         ),
         tables={"claims": ledger},
-        figures={"verdicts": figures_claims.verdict_grid(ledger)},
+        figures={"verdicts": figures.verdict_grid(ledger)},
         headline=[
             Quantity(
                 f"claims {verdict}",

@@ -4,12 +4,12 @@ import pandas as pd
 import xarray as xr
 
 from posstats.ledger.controls import repeat_residuals, shift_differences
-from posstats.study.config import InferenceConfig
+from posstats.stats.inference.options import Inference
 from posstats.study.findings import Findings, Quantity
-from posstats.tables.table import Table
+from posstats.tables import Table
 
 
-def analyse(ds: xr.Dataset, _inference: InferenceConfig) -> Findings:  # no control is resampled
+def analyse(ds: xr.Dataset, _inference: Inference) -> Findings:  # no control is resampled
     rows, headline = [], []
     for condition in map(str, ds.condition.values):
         if condition.startswith("shift="):

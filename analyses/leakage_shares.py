@@ -4,14 +4,13 @@ import numpy as np
 import xarray as xr
 
 import posstats as ps
-from posstats.figures import leakage as figures
-from posstats.study.config import InferenceConfig
+from posstats import figures
+from posstats.stats.inference.options import Inference
 from posstats.study.findings import Findings, Quantity
-from posstats.tables.table import rests_on
 from posstats.vocabulary import BASELINE, RESIDUAL, RESIDUAL_TERMS
 
 
-def analyse(ds: xr.Dataset, inference: InferenceConfig) -> Findings:
+def analyse(ds: xr.Dataset, inference: Inference) -> Findings:
     options = inference.options()
     baseline = ds.sel(condition=[BASELINE])
     leakage = ps.leakage(ds, octaves=False, **options)
@@ -41,7 +40,7 @@ def analyse(ds: xr.Dataset, inference: InferenceConfig) -> Findings:
                 "heads",
                 significant,
                 note=f"of {len(heads)}, {withheld} withheld",
-                rests_on=rests_on(by_head),
+                rests_on=by_head.rests_on,
             ),
         ],
     )

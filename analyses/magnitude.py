@@ -3,20 +3,19 @@
 import xarray as xr
 
 import posstats as ps
-from posstats.figures import leakage as figures
+from posstats import figures
 from posstats.ledger.evidence import no_early, per_head
-from posstats.study.config import InferenceConfig
+from posstats.stats.inference.options import Inference
 from posstats.study.findings import Findings, Quantity
-from posstats.vocabulary import BASELINE, RESIDUAL
-
-EARLY = "[2, 16)"
+from posstats.vocabulary import BASELINE, EARLY_BIN, RESIDUAL
 
 
-def analyse(ds: xr.Dataset, inference: InferenceConfig) -> Findings:
+def analyse(ds: xr.Dataset, inference: Inference) -> Findings:
     conditions = [name for name in ds.condition.values.tolist() if name == BASELINE or name.startswith("bos=")]
     magnitude = ps.magnitude(ds.sel(condition=conditions), **inference.options())
-    what, where = "early residual magnitude, i in [2, 16)", {"condition": BASELINE, "queries": EARLY, "term": RESIDUAL}
-    if EARLY in magnitude.table.queries.tolist():
+    what = f"early residual magnitude, i in {EARLY_BIN}"
+    where = {"condition": BASELINE, "queries": EARLY_BIN, "term": RESIDUAL}
+    if EARLY_BIN in magnitude.table.queries.tolist():
         early = Quantity.of(what, magnitude.units, magnitude, **where)
         early = early.noted(per_head(early.estimate, ds.sizes["layer"] * ds.sizes["head"]))
     else:

@@ -4,13 +4,12 @@ import numpy as np
 import xarray as xr
 
 import posstats as ps
-from posstats.study.config import InferenceConfig
+from posstats.stats.inference.options import Inference
 from posstats.study.findings import Findings, Quantity
-from posstats.tables.table import rests_on
 from posstats.vocabulary import BASELINE, LOG_ATTENTION
 
 
-def analyse(ds: xr.Dataset, inference: InferenceConfig) -> Findings:
+def analyse(ds: xr.Dataset, inference: Inference) -> Findings:
     tests = ps.position_tests(ds.sel(condition=[BASELINE]), level=inference.level, adjust=inference.adjust)
     heads = tests.table[tests.table.term == LOG_ATTENTION]
     alpha = 1 - inference.level
@@ -21,7 +20,7 @@ def analyse(ds: xr.Dataset, inference: InferenceConfig) -> Findings:
     return Findings(
         tables={"position_tests": tests},
         headline=[
-            Quantity(what, "heads", int(np.count_nonzero(q < alpha)), note=f"of {len(heads)}", rests_on=rests_on(tests))
+            Quantity(what, "heads", int(np.count_nonzero(q < alpha)), note=f"of {len(heads)}", rests_on=tests.rests_on)
             for what, q in counts.items()
         ],
     )

@@ -3,13 +3,13 @@
 import xarray as xr
 
 import posstats as ps
+from posstats import figures
 from posstats.errors import DesignError
-from posstats.figures import position0 as figures
-from posstats.study.config import InferenceConfig
+from posstats.stats.inference.options import Inference
 from posstats.study.findings import Findings, Quantity
 
 
-def analyse(ds: xr.Dataset, inference: InferenceConfig) -> Findings:
+def analyse(ds: xr.Dataset, inference: Inference) -> Findings:
     conditions = [name for name in ds.condition.values.tolist() if name.startswith(("trajectory=", "bos=token:"))]
     if not conditions:
         return Findings()

@@ -3,15 +3,14 @@
 import xarray as xr
 
 import posstats as ps
+from posstats import figures
 from posstats.errors import DesignError
-from posstats.figures import position0 as figures
-from posstats.study.config import InferenceConfig
+from posstats.stats.inference.options import Inference
 from posstats.study.findings import Findings, Quantity
-from posstats.tables.table import rests_on
 from posstats.vocabulary import BASELINE
 
 
-def analyse(ds: xr.Dataset, inference: InferenceConfig) -> Findings:
+def analyse(ds: xr.Dataset, inference: Inference) -> Findings:
     try:
         sinks = ps.sinks(ds, **inference.options("n_permutations"))
     except DesignError as error:  # the sequences are too short
@@ -31,7 +30,7 @@ def analyse(ds: xr.Dataset, inference: InferenceConfig) -> Findings:
                 "heads",
                 int(heads.sink_reading.sum()),
                 note=f"of {len(heads)}",
-                rests_on=rests_on(sinks),
+                rests_on=sinks.rests_on,
             ),
             *(
                 Quantity.of(

@@ -3,14 +3,14 @@
 import xarray as xr
 
 import posstats as ps
+from posstats import figures
 from posstats.errors import DesignError
-from posstats.figures import position0 as figures
-from posstats.study.config import InferenceConfig
+from posstats.stats.inference.options import Inference
 from posstats.study.findings import Findings, Quantity
 from posstats.vocabulary import BASELINE
 
 
-def analyse(ds: xr.Dataset, inference: InferenceConfig) -> Findings:
+def analyse(ds: xr.Dataset, inference: Inference) -> Findings:
     if "trajectory_departure" not in ds:
         return Findings()
     absent = []

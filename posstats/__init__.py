@@ -96,11 +96,17 @@ __all__ = [
 ]
 
 
+#: Rooms that are there after ``import posstats as ps``, fetched in the same way.
+_ROOMS = ("figures", "tables")
+
+
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
+    if name in _ROOMS:
+        return import_module(f"posstats.{name}")
     raise AttributeError(f"module 'posstats' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
+    return sorted({*__all__, *_ROOMS, *(name for name in globals() if name.startswith("__"))})

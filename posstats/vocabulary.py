@@ -17,11 +17,22 @@ RESIDUAL = "residual"
 #: Log attention, the sum of the five terms.
 LOG_ATTENTION = "log_attention"
 
+#: Name of the model that is recorded unless the user says otherwise.
+DEFAULT_MODEL = "smollm2-135m"
+#: Number formats of weights and activations, as torch spells them.
+DTYPES = ("float32", "float64", "bfloat16", "float16")
 #: Offsets recorded and analysed unless the user says otherwise.
 DEFAULT_OFFSETS = (0, 1, 2, 4, 8, 16)
 #: Sequences and tokens per sequence of the default design.
 DEFAULT_SEQUENCES = 48
 DEFAULT_LENGTH = 192
+
+#: Early queries 2 <= i < 16, where the paper looks at BOS replacement, and what tables call them.
+EARLY = (2, 16)
+EARLY_BIN = f"[{EARLY[0]}, {EARLY[1]})"
+#: Queries before this one, or less than this behind an anchor, do not count towards the attention on position 0 or on
+#: the anchor, nor towards what heads pass on.
+FIRST_SINK_QUERY = 16
 
 #: Fewer documents than this is an error.
 MINIMUM_DOCUMENTS = 5
@@ -161,3 +172,39 @@ COORDINATES = {
     "depth": ("depth", "1", "number of blocks the residual stream has passed"),
     "probe": ("probe", "tokens", "position at which the residual stream is sampled"),
 }
+
+
+class Note(str):
+    """What is to be kept in mind beside numbers, and which kind of note it is.
+
+    Attributes
+    ----------
+    kind : str
+        "design" (how the data were recorded), "inference" (how far intervals and tests can be trusted), or the part of
+        a table's footnotes that it is: "intervals", "offsets", "queries", "p", "q", "dump", "analysed", "rests on".
+
+    Examples
+    --------
+    >>> note = Note("only 9 documents", "inference")
+    >>> note, note.kind
+    ('only 9 documents', 'inference')
+    """
+
+    kind: str
+
+    def __new__(cls, text: str, kind: str = "note") -> "Note":
+        """Make a note of a text; one that is a note already keeps its kind."""
+        note = super().__new__(cls, text)
+        note.kind = getattr(text, "kind", kind)
+        return note
+
+
+def is_path(model: str) -> bool:
+    r"""Say whether the name of a model is spelled as a path; the default model and hub ids are not.
+
+    Examples
+    --------
+    >>> [is_path(name) for name in ("org/model", "smollm2-135m", "./mine", "~/mine", "mine.gguf", "models\\mine")]
+    [False, False, True, True, True, True]
+    """
+    return model.startswith((".", "/", "~")) or model.endswith(".gguf") or "\\" in model or model.count("/") > 1

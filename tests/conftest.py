@@ -62,3 +62,18 @@ def run(monkeypatch, capsys):
         return end.value.code or 0, captured.out, captured.err
 
     return call
+
+
+@pytest.fixture
+def mistake(run):
+    """Run a command line that ends in a mistake: the one line on stderr that says so."""
+
+    def call(*arguments):
+        code, out, err = run(*arguments)
+        assert (code, out) == (2, "")
+        assert "Traceback" not in err
+        (line,) = (line for line in err.splitlines() if line.startswith("posstats: "))
+        assert err.rstrip().endswith(line)
+        return line
+
+    return call

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from posstats.errors import InputError
@@ -92,15 +92,8 @@ def record(entries: Sequence[Entry], config: AnalysisConfig, *, show: bool = Tru
         if window is not None and window >= length:
             raise InputError(f"{entry.name}: a window of {window} never binds in sequences of {length} tokens")
     for entry in entries:
-        record_dumps(
-            {dump_path(config, entry): DumpConfig()},
-            entry.model,
-            config.sequences,
-            config.record,
-            config.run,
-            overwrite=True,
-            show=show,
-        )
+        dumps = {dump_path(config, entry): DumpConfig()}
+        record_dumps(replace(config, model=entry.model), dumps, overwrite=True, show=show)
 
 
 def design(folder: Path, models: str, *, token: int, layer: int | str, quick: bool = False) -> AnalysisConfig:

@@ -11,23 +11,23 @@ import pandas as pd
 import posstats as ps
 from analyses.architectures.models import Entry, dump_path
 from analyses.architectures.tasks import ARCHITECTURES, CONTRAST, LEDGER, Task, plan, run_all
-from posstats.study.config import AnalysisConfig, InferenceConfig
-from posstats.tables.table import Table, to_markdown, write_table
-from posstats.vocabulary import ADAPTED, FEW_DOCUMENTS, VARIANT
+from posstats.execution.provenance import LIBRARIES
+from posstats.stats.inference.options import Inference
+from posstats.study.config import AnalysisConfig
+from posstats.tables import Table, to_markdown, write_table
+from posstats.vocabulary import ADAPTED, EARLY_BIN, FEW_DOCUMENTS, VARIANT
 
 #: Name of the committed page, and of the folder of tables beside it.
 PAGE, TABLES = "claims-results.md", "claims"
-_LIBRARIES = ("numpy", "scipy", "pandas", "xarray", "statsmodels")
 _RECORDED_WITH = ("posstats_version", "torch_version", "transformers_version")
 _KINDS = {VARIANT: "Inference-time variants", ADAPTED: "Adapted models"}
-_EARLY = "[2, 16)"
 
 
 def write(
     variants: Sequence[Entry],
     adapted: Sequence[Entry],
     config: AnalysisConfig,
-    inference: InferenceConfig,
+    inference: Inference,
     out: Path,
     docs: Path | None = None,
 ) -> dict[str, Table]:
@@ -39,7 +39,7 @@ def write(
         Models whose dumps are there.
     config : AnalysisConfig
         With which they were recorded.
-    inference : InferenceConfig
+    inference : Inference
         How estimates are resampled and tested.
     out : Path
         Folder of the tables.
@@ -91,14 +91,14 @@ def _tables(tasks: Sequence[Task], notes: Sequence[str], level: float) -> dict[s
     return tables
 
 
-def _notes(dump: Path, config: AnalysisConfig, inference: InferenceConfig) -> list[str]:
+def _notes(dump: Path, config: AnalysisConfig, inference: Inference) -> list[str]:
     with ps.open_dump(dump) as ds:
         recorded = ", ".join(f"{name.removesuffix('_version')} {ds.attrs[name]}" for name in _RECORDED_WITH)
         described = f"{ds.sizes['sequence']} sequences of {ds.sizes['query']} iid tokens, the same for every model"
         if ds.attrs["bos_token"]:
             described += f", BOS {ds.attrs['bos_token']}"
         documents = ds.sizes["sequence"]  # a sequence of iid tokens is its own document
-    analysed = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in _LIBRARIES)
+    analysed = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in LIBRARIES)
     few = [f"Only {documents} documents: intervals are reliable from {FEW_DOCUMENTS} documents on."]
     return [
         *(few if documents < FEW_DOCUMENTS else []),
@@ -115,7 +115,7 @@ def page(tables: dict[str, Table], notes: Sequence[str]) -> str:
         "# The claims, on variants and on adapted models\n",
         "Written by `make claims`; [architectures.md](architectures.md) says what the models are, "
         "[method.md](method.md) (section 9) what is claimed, by which criterion. The whole ledger and all contrasts "
-        "are in [claims](claims), as CSV, Markdown and LaTeX.\n",
+        "are in [claims](claims), as CSV, JSON, Markdown and LaTeX.\n",
         "\n".join(f"- {note}" for note in notes) + "\n",
     ]
     for title in _KINDS.values():
@@ -132,23 +132,10 @@ def _shown(table: Table) -> Table:
     frame = table.frame
     if "contrast" in frame:
         frame = frame[
-            (frame.queries == _EARLY) & frame.quantity.isin(["removal", "slope"]) | (frame.quantity == "share")
+            (frame.queries == EARLY_BIN) & frame.quantity.isin(["removal", "slope"]) | (frame.quantity == "share")
         ]
-        columns = [
-            "contrast",
-            "runs",
-            "quantity",
-            "term",
-            "condition",
-            "queries",
-            "unit",
-            "estimate",
-            "low",
-            "high",
-            "p",
-            "q",
-        ]
-        frame = frame[[*columns, "note"]]
+        columns = ["contrast", "runs", "quantity", "term", "condition", "queries", "unit", "estimate", "low", "high"]
+        frame = frame[[*columns, "p", "q", "note"]]
     elif "rule" in frame:
         columns = ["model", "part", "quantity", "condition", "estimate", "low", "high", "p", "q", "n", "runs", "rule"]
         frame = frame[[*columns, "verdict", "reason"]]

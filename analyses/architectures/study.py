@@ -7,7 +7,8 @@ from pathlib import Path
 
 from analyses.architectures import models
 from analyses.architectures.report import write
-from posstats.study.config import InferenceConfig
+from posstats.stats.inference.options import Inference
+from posstats.vocabulary import DEFAULT_MODEL
 
 STEPS = ("record", "analyse")
 
@@ -21,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path("analyses/results/claims"), help="folder of the results")
     parser.add_argument("--docs", type=Path, help="folder that gets claims-results.md and the tables beside it")
     parser.add_argument("--quick", action="store_true", help="small sizes: does it run, not what comes out")
-    parser.add_argument("--model", default="smollm2-135m", help="default model, local folder, .gguf file or hub id")
+    parser.add_argument("--model", default=DEFAULT_MODEL, help="default model, local folder, .gguf file or hub id")
     parser.add_argument("--models-dir", default="data/models", help="folder of converted models")
     parser.add_argument("--token", type=int, default=260, help="whose trajectory takes BOS's place (default: ' the')")
     parser.add_argument("--layer", default="1/3", help="from which layer on: its number, or a fraction of them")
@@ -35,5 +36,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if "record" in steps:
         models.record([*variants, *adapted], config)
     if "analyse" in steps:
-        inference = InferenceConfig(n_resamples=199, n_permutations=199) if given.quick else InferenceConfig()
+        inference = Inference(n_resamples=199, n_permutations=199) if given.quick else Inference()
         write(variants, adapted, config, inference, given.out, given.docs)

@@ -1,11 +1,8 @@
 """What is computed from the dumps, task by task: ledgers and contrasts, kept and computed again only when needed."""
 
-import hashlib
-import json
 import logging
-import multiprocessing
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,11 +14,12 @@ import xarray as xr
 import posstats as ps
 from analyses.architectures.models import REPLACEMENTS, Entry
 from posstats.errors import DesignError, FewDocumentsWarning
-from posstats.execution.parallel import single_threaded
+from posstats.execution.kept import keep, kept
+from posstats.execution.parallel import in_processes
 from posstats.execution.progress import progress
-from posstats.execution.provenance import code_digest
+from posstats.execution.provenance import code_digest, file_digest
 from posstats.results.verdicts import CRITERIA
-from posstats.study.config import InferenceConfig
+from posstats.stats.inference.options import Inference
 from posstats.vocabulary import ADAPTED, BASELINE, VARIANT
 
 logger = logging.getLogger(__name__)
@@ -51,7 +49,7 @@ class Task:
         Dumps: one side, or for a contrast two; several in a side are training runs.
     folder : Path
         Where the table is kept.
-    inference : InferenceConfig
+    inference : Inference
         Level, replicates, sign flips, adjustment, seed.
     """
 
@@ -61,7 +59,7 @@ class Task:
     labels: tuple[str, ...]
     sides: tuple[tuple[Path, ...], ...]
     folder: Path
-    inference: InferenceConfig
+    inference: Inference
 
     @property
     def file(self) -> Path:
@@ -76,25 +74,19 @@ class Task:
             stack.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore", FewDocumentsWarning)  # every table carries it as a note
             sides = [[stack.enter_context(ps.open_dump(path)) for path in side] for side in self.sides]
-            settings = [[ds.attrs["settings_sha256"] for ds in side] for side in sides]
-            about = [
-                code_digest(),
-                asdict(self.inference),
-                self.what,
-                self.kind,
-                self.labels,
-                settings,
-                QUANTITIES,
-                REPLACEMENTS,
-            ]
-            digest = hashlib.sha256(json.dumps(about).encode()).hexdigest()
-            if self.file.is_file() and manifest.is_file() and json.loads(manifest.read_text("utf-8")) == digest:
+            rests_on = {
+                "recordings": [[ds.attrs["settings_sha256"] for ds in side] for side in sides],
+                "settings": asdict(self.inference),
+                "code": [code_digest(), file_digest(Path(__file__))],
+                "question": [self.what, self.kind, self.labels, REPLACEMENTS],
+            }
+            if kept(manifest, rests_on) is not None:
                 return f"{self.name} is current"
             manifest.unlink(missing_ok=True)
             table = self._contrast(*sides) if self.what == CONTRAST else self._claims(sides[0])
         table.insert(0, "kind of models", self.kind)
         table.to_csv(self.file, index=False, lineterminator="\n")
-        manifest.write_text(json.dumps(digest) + "\n", encoding="utf-8")
+        keep(manifest, rests_on, [self.file])
         return f"{self.name} is finished"
 
     def table(self) -> pd.DataFrame:
@@ -131,7 +123,7 @@ def plan(
     variants: Sequence[tuple[Entry, Path]],
     adapted: Sequence[tuple[Entry, Path]],
     folder: Path,
-    inference: InferenceConfig,
+    inference: Inference,
 ) -> list[Task]:
     """What is computed.
 
@@ -143,7 +135,7 @@ def plan(
         Adapted models; runs of the same seed are paired.
     folder : Path
         Where the tables are kept.
-    inference : InferenceConfig
+    inference : Inference
         How estimates are resampled and tested.
 
     Returns
@@ -186,20 +178,13 @@ def run_all(tasks: Sequence[Task], *, workers: int, show: bool = True) -> None:
     tasks : sequence of Task
         What to compute.
     workers : int
-        Processes; with one, everything happens in this process.
+        Processes at once.
     show : bool
         Whether to show progress.
     """
     for folder in {task.folder for task in tasks}:
         folder.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as stack:
-        bar = stack.enter_context(progress("claims", len(tasks), unit="table", show=show))
-        for line in map(Task.run, tasks) if workers == 1 else _side_by_side(tasks, workers, stack):
+    with progress("claims", len(tasks), unit="table", show=show) as bar:
+        for _, line in in_processes(Task.run, tasks, workers):
             logger.info("%s", line)
             bar.update()
-
-
-def _side_by_side(tasks: Sequence[Task], workers: int, stack: ExitStack) -> Iterator[str]:
-    stack.enter_context(single_threaded())
-    pool = stack.enter_context(multiprocessing.get_context("spawn").Pool(workers))
-    return pool.imap_unordered(Task.run, tasks)

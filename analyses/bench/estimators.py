@@ -15,7 +15,8 @@ from analyses.bench.harness import Sample, alone, compared, interleaved, load, p
 from posstats.dataset.blocks import layer_fields
 from posstats.dataset.store import write_dump
 from posstats.dataset.terms import decompose, select_condition
-from posstats.stats.inference.resample import DEFAULT_METHODS, document_weights
+from posstats.stats.inference.options import DEFAULT_METHODS
+from posstats.stats.inference.resample import document_weights
 from posstats.stats.pair_products.components import LayerField, analysed_queries, share_statistics
 from posstats.stats.pair_products.evaluate import evaluate
 from posstats.stats.pair_products.terms import Array

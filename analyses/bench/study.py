@@ -9,12 +9,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from analyses.bench.estimators import Size, measure_estimators
 from analyses.bench.harness import load
 from analyses.bench.report import markdown
+from posstats.execution.files import replacing
+from posstats.vocabulary import DEFAULT_MODEL
 
 _LIBRARIES = ("posstats", "torch", "transformers", "numpy", "scipy", "xarray", "h5py", "transformer-lens")
 #: What ``--part`` takes -> sections measured.
@@ -33,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--part", action="append", choices=(*PARTS, *SECTIONS[:-1]), help="measure only this; can be repeated"
     )
-    parser.add_argument("--model", default="smollm2-135m", help="default model, local folder, .gguf file or hub id")
+    parser.add_argument("--model", default=DEFAULT_MODEL, help="default model, local folder, .gguf file or hub id")
     parser.add_argument("--models-dir", default="data/models", help="folder of converted models")
     given = parser.parse_args(arguments)
     chosen = {section for part in given.part or PARTS for section in PARTS.get(part, (part,))}
@@ -49,34 +52,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
             about = {"quick": given.quick, "model": given.model, "seconds": round(time.perf_counter() - start, 1)}
             results[section] = {"measured": measured, "about": about | _machine() | {"load": [before, load()]}}
             # After every section, so that an interrupted study keeps what it has measured.
-            file.write_text(json.dumps(results, indent=1), encoding="utf-8")
+            with replacing(file) as temporary:
+                temporary.write_text(json.dumps(results, indent=1), encoding="utf-8")
     text = markdown(results)
     (given.out / "bench.md").write_text(text, encoding="utf-8")
     print(text)
 
 
 def _jobs(model: str, models_dir: str, scratch: str, quick: bool) -> dict[str, Callable[[], Any]]:
-    def recording() -> Any:
+    def recording(section: str) -> Any:
         # Estimating needs no torch, nor does its benchmark.
-        from analyses.bench import recorder
+        from analyses.bench import lens, recorder
 
+        forward, eager, memory, repeats = ((256, 32), (1024, 8), (4096, 5)), 2048, (2048, 4096, 8192), 3
         if quick:
-            return recorder, recorder.Bench(model, models_dir, scratch, ((32, 5), (64, 5)), 64, (32, 64), 1)
-        forward = ((256, 32), (1024, 8), (4096, 5))
-        return recorder, recorder.Bench(model, models_dir, scratch, forward, 2048, (2048, 4096, 8192), 3)
-
-    def lens() -> Any:
-        from analyses.bench.lens import measure_lens
-
-        return measure_lens(recording()[1])
+            forward, eager, memory, repeats = ((32, 5), (64, 5)), 64, (32, 64), 1
+        bench = recorder.Bench(model, models_dir, scratch, forward, eager, memory, repeats)
+        measure = lens.measure_lens if section == "transformer_lens" else getattr(recorder, f"measure_{section}")
+        return measure(bench)
 
     size = Size(24, 2, 3, 64, 200, 20, 2) if quick else Size(64, 30, 9, 256, 2000, 40, 3)
-    return {
-        "forward": lambda: (lambda module, bench: module.measure_forward(bench))(*recording()),
-        "eager": lambda: (lambda module, bench: module.measure_eager(bench))(*recording()),
-        "memory": lambda: (lambda module, bench: module.measure_memory(bench))(*recording()),
-        "transformer_lens": lens,
-        "estimators": lambda: measure_estimators(size, scratch),
+    return {name: partial(recording, name) for name in PARTS["dump"]} | {
+        "estimators": lambda: measure_estimators(size, scratch)
     }
 
 

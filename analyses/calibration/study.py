@@ -4,8 +4,6 @@ import argparse
 import functools
 import itertools
 import logging
-import multiprocessing
-import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,7 +11,11 @@ from pathlib import Path
 
 import numpy as np
 
-from analyses.calibration import tables, trials
+from analyses.calibration import designs, tables, trials
+from posstats.execution.files import replacing
+from posstats.execution.kept import keep, kept
+from posstats.execution.parallel import in_processes
+from posstats.execution.provenance import code_digest, file_digest
 
 SEED = 20260
 CHUNK = 25
@@ -74,15 +76,24 @@ class Chunk:
         """Where its numbers are saved."""
         return self.folder / f"{self.cell.name}-{self.start:05d}-{self.stop:05d}.npz"
 
+    @property
+    def rests_on(self) -> dict[str, list[str]]:
+        """What its numbers depend on besides its name."""
+        return {"code": [code_digest(), *(file_digest(Path(module.__file__)) for module in (designs, trials))]}
+
+    @property
+    def current(self) -> bool:
+        """Whether its numbers are there, from the code of now."""
+        return kept(self.file.with_suffix(".json"), self.rests_on) is not None
+
     def run(self) -> None:
         """Simulate and save. The seed of a dataset is its own, whoever runs it and however it is chunked."""
         seeds = (np.random.SeedSequence(SEED, spawn_key=(self.number, k)) for k in range(self.start, self.stop))
         rows = [self.cell.trial(seed) for seed in seeds]
         values = np.array([list(row.values()) for row in rows], dtype=np.float64)
-        partial = self.file.with_suffix(".partial")
-        with partial.open("wb") as stream:
+        with replacing(self.file) as temporary, temporary.open("wb") as stream:
             np.savez_compressed(stream, names=np.array(list(rows[0])), values=values)
-        partial.replace(self.file)
+        keep(self.file.with_suffix(".json"), self.rests_on, [self.file])
 
 
 def chunks(n_datasets: int, folder: Path) -> Iterator[Chunk]:
@@ -103,17 +114,9 @@ def main() -> None:
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     options.out.mkdir(parents=True, exist_ok=True)
-    todo = [chunk for chunk in chunks(options.datasets, options.out) if not chunk.file.exists()]
-    # Small matrices: threads within a process only get into each other's way. Spawned processes read this on import.
-    os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
+    todo = [chunk for chunk in chunks(options.datasets, options.out) if not chunk.current]
     started = time.monotonic()
-    with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
-        for k, chunk in enumerate(pool.imap_unordered(_run, todo), start=1):
-            logging.info("%d/%d  %.0f s  %s", k, len(todo), time.monotonic() - started, chunk.file.name)
+    for k, (chunk, _) in enumerate(in_processes(Chunk.run, todo, options.processes), start=1):
+        logging.info("%d/%d  %.0f s  %s", k, len(todo), time.monotonic() - started, chunk.file.name)
     if options.docs is not None:
         tables.write(options.out, options.docs)
-
-
-def _run(chunk: Chunk) -> Chunk:
-    chunk.run()
-    return chunk

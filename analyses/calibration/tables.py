@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analyses.calibration import designs, trials
-from posstats.stats.inference.resample import DEFAULT_METHODS, INTERVAL_METHODS
+from posstats.stats.inference.options import DEFAULT_METHODS, INTERVAL_METHODS
 from posstats.stats.pair_products.terms import Array
 
 FAMILIES = tuple(DEFAULT_METHODS)

@@ -14,8 +14,8 @@ from analyses.calibration import designs
 from analyses.calibration.designs import OFFSETS, QUERIES
 from posstats.stats.decoding.scores import Parts, decode
 from posstats.stats.inference.multiplicity import adjust
+from posstats.stats.inference.options import INTERVAL_METHODS
 from posstats.stats.inference.resample import (
-    INTERVAL_METHODS,
     Interval,
     document_pairs,
     document_weights,
@@ -36,6 +36,7 @@ from posstats.stats.pair_products.terms import Array, reference
 from posstats.stats.regression import fit_position, position_basis
 from posstats.stats.synthetic.design import Design, expected_terms
 from posstats.stats.synthetic.simulate import simulate_terms
+from posstats.vocabulary import EARLY, EARLY_BIN
 
 N_RESAMPLES = 399
 N_PERMUTATIONS = 999
@@ -43,7 +44,7 @@ N_PERMUTATIONS = 999
 FAMILY = 512
 FAMILY_PERMUTATIONS = 21_999
 
-_BINS = {"[2, 16)": np.arange(2, 16), "[4, 8)": np.arange(4, 8)}
+_BINS = {EARLY_BIN: np.arange(*EARLY), "[4, 8)": np.arange(4, 8)}
 _SHARE = (0, 1, 2)  # leakage, mask, sink: the residual is what the mask leaves
 _MAGNITUDE = (5,)  # residual
 _GROUPS = ("pooled", "head 0", "head 1")

@@ -4,8 +4,6 @@ import csv
 import importlib.metadata
 import json
 import platform
-import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,6 +19,7 @@ from analyses.train.corpus import Corpus
 from posstats.dumping.model.adapters import CONFIG, RECORD, TENSORS, base_digest, peft_wraps
 from posstats.dumping.model.checkpoints import weights_digest
 from posstats.errors import NumericalError
+from posstats.execution.files import replacing
 from posstats.execution.progress import progress
 
 #: Architecture -> what of `posstats.load_model` makes it. "standard" is the control: same data, same steps.
@@ -231,8 +230,8 @@ def _put_in_place(
     record: dict[str, Any],
 ) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
-    try:
+    with replacing(target) as temporary:
+        temporary.mkdir()
         save_file(tensors, temporary / TENSORS, metadata={"format": "pt"})
         for name, content in ((CONFIG, config), (RECORD, record)):
             (temporary / name).write_text(json.dumps(content, indent=1, sort_keys=True) + "\n", encoding="utf-8")
@@ -242,7 +241,3 @@ def _put_in_place(
             writer.writerows((step, f"{rate:.6g}", f"{loss:.6g}") for step, rate, loss in curve)
         for file in temporary.iterdir():
             file.chmod(0o644)
-        temporary.chmod(0o755)
-        temporary.rename(target)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)

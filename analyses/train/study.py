@@ -14,6 +14,7 @@ from analyses.train.corpus import read_corpus
 from analyses.train.fit import ARCHITECTURES, Run, Settings, train
 from posstats.dumping.model.adapters import RECORD
 from posstats.errors import InputError
+from posstats.vocabulary import DEFAULT_MODEL
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=Settings().steps)
     parser.add_argument("--learning-rate", type=float, default=Settings().learning_rate)
     parser.add_argument("--threads", type=int, default=Settings().threads)
-    parser.add_argument("--model", default="smollm2-135m", help="default model, local folder, .gguf file or hub id")
+    parser.add_argument("--model", default=DEFAULT_MODEL, help="default model, local folder, .gguf file or hub id")
     parser.add_argument("--models-dir", type=Path, default=Path("data/models"), help="folder of converted models")
     given = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")

@@ -63,7 +63,7 @@ def analyze(
 ) -> None:
     """Record what a configuration asks for, analyse it, and print the headline table and the ledger of the claims.
 
-    Dumps and results that are current are reused. Tables (CSV, Markdown, LaTeX) and figures (PNG, PDF) go to the
+    Dumps and results that are current are reused. Tables (CSV, JSON, Markdown, LaTeX) and figures (PNG, PDF) go to the
     folder of the results. Dumps named on the command line are analysed as they are, without torch; which questions are
     asked of them a configuration still says: outside a clone of the repository name one with --config. With --scheduler
     the analyses are spread over workers (docs/scale.md); what is to be recorded is recorded here: record large dumps
@@ -75,17 +75,15 @@ def analyze(
     from posstats.tables.table import to_text
 
     settings, paths, folder = asked(dumps, config, profile, model, bos_token, results)
-    work = (
-        {} if dumps else {paths[name]: entry for name, entry in settings.dumps.items()},
-        settings.model, settings.sequences, settings.record, settings.run,
-    )  # fmt: skip
+    wanted = {} if dumps else {paths[name]: entry for name, entry in settings.dumps.items()}
     with reporting(quiet):
         if dry_run:
-            _tell(settings, paths, folder, estimate_dumps(*work, overwrite=True) if work[0] else {}, as_json)
+            costs = estimate_dumps(settings, wanted, overwrite=True) if wanted else {}
+            _tell(settings, paths, folder, costs, as_json)
             return
         with scheduler_at(scheduler) as address:  # before anything is recorded: does it answer?
-            if work[0]:
-                record_dumps(*work, overwrite=True, show=not quiet)
+            if wanted:
+                record_dumps(settings, wanted, overwrite=True, show=not quiet)
             headline = run_analyses(settings, paths, folder, scheduler=address, show=not quiet)
     if as_json:
         print_json({"results": str(folder), "notes": headline.notes, "headline": headline.frame.to_dict("records")})

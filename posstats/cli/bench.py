@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from posstats.cli.options import examples
+from posstats.cli.options import Model, examples
 from posstats.errors import InputError
+from posstats.vocabulary import DEFAULT_MODEL
 
 EPILOG = examples("bench --quick", "bench --part estimators")
 #: The source tree that this package lies in, unless it was installed without one.
@@ -24,9 +25,7 @@ def bench(
             show_default="all",
         ),
     ] = None,
-    model: Annotated[
-        str, typer.Option(help="smollm2-135m (embedded), a local folder, a .gguf file, or a hub id.")
-    ] = "smollm2-135m",
+    model: Model = DEFAULT_MODEL,
     out: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("analyses/results/bench"),
 ) -> None:
     """Measure speed and memory of recording and estimating on this machine, as make bench does.

@@ -12,7 +12,7 @@ import typer
 from posstats.cli.options import AsJson, Quiet, examples, print_json, reporting
 from posstats.errors import InputError
 from posstats.results.verdicts import CRITERIA
-from posstats.study.config import InferenceConfig
+from posstats.stats.inference.options import METHODS, Inference
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -24,10 +24,8 @@ EPILOG = examples(
     "claims data/standard.h5 data/ntk.h5 data/window.h5 --which C6",
     "claims data/random.h5 --csv > claims.csv",
 )
-#: Spelled as in `posstats.stats.inference.multiplicity`, for which help and completion should not wait.
-ADJUSTMENTS = ("bh", "by", "holm")
 _PRINTED = ["claim", "part", "quantity", "unit", "condition", "estimate", "low", "high", "p", "q", "verdict", "reason"]
-_DEFAULTS: dict[str, Any] = {one.name: one.default for one in fields(InferenceConfig)}
+_DEFAULTS: dict[str, Any] = {one.name: one.default for one in fields(Inference)}
 
 
 def claims(
@@ -48,12 +46,12 @@ def claims(
     adjust: Annotated[
         str,
         typer.Option(
-            help=f"Adjustment of p-values over a ledger: {', '.join(ADJUSTMENTS)}.",
-            autocompletion=lambda: list(ADJUSTMENTS),
+            help=f"Adjustment of p-values over a ledger: {', '.join(METHODS)}.",
+            autocompletion=lambda: list(METHODS),
         ),
     ] = _DEFAULTS["adjust"],
     seed: Annotated[int, typer.Option(help="Seed of replicates and sign flips.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="Folder that gets claims.csv, claims.md and claims.tex.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder that gets claims.csv, .json, .md and .tex.")] = None,
     as_json: AsJson = False,
     csv: Annotated[bool, typer.Option("--csv", help="Print the whole ledger as CSV, raw numbers.")] = False,
     quiet: Quiet = False,
@@ -70,7 +68,7 @@ def claims(
 
     if as_json and csv:
         raise InputError("give --json or --csv, not both")
-    inference = InferenceConfig(level, None, resamples, permutations, adjust, seed)
+    inference = Inference(level, None, resamples, permutations, adjust, seed)
     with reporting(quiet), ExitStack() as files:
         opened = [files.enter_context(open_dump(path)) for path in dumps]
         result = ledger_of(opened, which=tuple(which or CRITERIA), **inference.options())

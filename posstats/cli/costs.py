@@ -13,38 +13,12 @@ if TYPE_CHECKING:
 
 
 def cost_facts(path: Path, cost: Cost) -> dict[str, Any]:
-    """The cost of a dump for a script.
-
-    Parameters
-    ----------
-    path : Path
-        The dump.
-    cost : Cost
-        What it takes.
-
-    Returns
-    -------
-    dict
-        Names and numbers.
-    """
+    """Return the cost of a dump for a script: names and numbers."""
     return {"file": str(path)} | asdict(cost)
 
 
 def cost_text(path: Path, cost: Cost) -> str:
-    """The cost of a dump for people.
-
-    Parameters
-    ----------
-    path : Path
-        The dump.
-    cost : Cost
-        What it takes.
-
-    Returns
-    -------
-    str
-        A few lines.
-    """
+    """Return the cost of a dump for people: a few lines."""
     if cost.state == "recorded":
         return f"{path}: is there with these settings and would be reused ({size_text(cost.file_bytes)})"
     time = ("" if cost.seconds < 1 else "about ") + time_text(cost.seconds)

@@ -7,10 +7,29 @@ from typing import Annotated
 import typer
 
 from posstats.cli.costs import cost_facts, cost_text
-from posstats.cli.options import BosToken, Quiet, Scheduler, examples, print_json, reporting, token_of
+from posstats.cli.options import (
+    BosToken,
+    Dtype,
+    Model,
+    Quiet,
+    Revision,
+    Scheduler,
+    examples,
+    print_json,
+    reporting,
+    token_of,
+)
 from posstats.errors import InputError
-from posstats.study.config import SOURCES, DumpConfig, ModelConfig, RecordConfig, RunConfig, SequencesConfig
-from posstats.vocabulary import BASELINE, CONDITIONS, DEFAULT_LENGTH, DEFAULT_OFFSETS, DEFAULT_SEQUENCES
+from posstats.study.config import (
+    SOURCES,
+    AnalysisConfig,
+    DumpConfig,
+    ModelConfig,
+    RecordConfig,
+    RunConfig,
+    SequencesConfig,
+)
+from posstats.vocabulary import BASELINE, CONDITIONS, DEFAULT_LENGTH, DEFAULT_MODEL, DEFAULT_OFFSETS, DEFAULT_SEQUENCES
 
 logger = logging.getLogger(__name__)
 
@@ -20,19 +39,13 @@ EPILOG = examples(
     "dump data/mine.h5 --model path/to/model --shard 1/4 &",
     "dump data/mine.h5 --model path/to/model --scheduler tcp://10.0.0.1:8786 --shards 16",
 )
-#: Spelled as torch spells them; the model's room, which needs torch, checks them.
-_DTYPES = ("float32", "float64", "bfloat16", "float16")
 
 
 def dump(
     path: Annotated[Path, typer.Argument(metavar="FILE", help="The dump to write, such as data/mine.h5.")],
-    model: Annotated[
-        str, typer.Option(help="smollm2-135m (embedded), a local folder, a .gguf file, or a hub id.")
-    ] = "smollm2-135m",
-    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub id.")] = None,
-    dtype: Annotated[
-        str, typer.Option(help="float32, float64, bfloat16 or float16.", autocompletion=lambda: list(_DTYPES))
-    ] = "float32",
+    model: Model = DEFAULT_MODEL,
+    revision: Revision = None,
+    dtype: Dtype = "float32",
     ntk_factor: Annotated[
         float | None,
         typer.Option(
@@ -129,13 +142,13 @@ def dump(
     share = None if shard is None else _shard(shard)
     # Larger ones than half the length are of no use to an analysis: a user who wants them has to say so.
     offsets = tuple(offset or (d for d in DEFAULT_OFFSETS if d <= length // 2))
-    work = (
-        {path: DumpConfig(source, text)},
+    config = AnalysisConfig(
         ModelConfig(model, revision, dtype, ntk_factor, sliding_window, adapter),
         SequencesConfig(n, length, bos, token_of(bos_token), seed),
-        RecordConfig(tuple(condition or (BASELINE,)), offsets, seed),
-        RunConfig(models=models, device=device, batch_size=batch_size),
+        record=RecordConfig(tuple(condition or (BASELINE,)), offsets, seed),
+        run=RunConfig(models=models, device=device, batch_size=batch_size),
     )
+    work = config, {path: DumpConfig(source, text)}
     with reporting(quiet):
         if not offset and len(offsets) < len(DEFAULT_OFFSETS):
             logger.info(

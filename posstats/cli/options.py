@@ -18,7 +18,13 @@ from tqdm import tqdm
 
 from posstats.errors import InputError
 from posstats.study.config import AnalysisConfig, load_config, profiles
+from posstats.vocabulary import DEFAULT_MODEL, DTYPES
 
+#: What can be named as a model.
+MODEL_HELP = f"{DEFAULT_MODEL} (embedded), a local folder, a .gguf file, or a hub id."
+Model = Annotated[str, typer.Option(help=MODEL_HELP)]
+Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub id.")]
+Dtype = Annotated[str, typer.Option(help=f"{', '.join(DTYPES)}.", autocompletion=lambda: list(DTYPES))]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no notices; results, warnings, errors.")]
 #: The configuration of whoever names none.
 DEFAULT_CONFIG = Path("analyses/default.toml")
@@ -133,13 +139,7 @@ class _Lines(logging.Handler):
 
 @contextmanager
 def reporting(quiet: bool) -> Iterator[None]:
-    """Log lines and warnings to stderr, one line each, while the block runs.
-
-    Parameters
-    ----------
-    quiet : bool
-        Whether only warnings are shown.
-    """
+    """Log lines and warnings to stderr, one line each, while the block runs; warnings alone where it is to be quiet."""
     logger = logging.getLogger("posstats")
     handler = _Lines()
     before = logger.level
@@ -159,13 +159,7 @@ def reporting(quiet: bool) -> Iterator[None]:
 
 
 def print_json(facts: Any) -> None:
-    """Print an object as JSON that every parser reads: a number that is none is null.
-
-    Parameters
-    ----------
-    facts
-        Dictionaries, lists, strings, numbers, also those of numpy.
-    """
+    """Print dictionaries, lists, strings and numbers, also numpy's, as JSON that every parser reads: NaN is null."""
     typer.echo(json.dumps(_plain(facts), indent=2, ensure_ascii=False, allow_nan=False))
 
 
@@ -225,12 +219,6 @@ def lines(facts: Mapping[str, object]) -> str:
 
 
 def examples(*commands: str) -> str:
-    """The epilogue of a command's help.
-
-    Parameters
-    ----------
-    *commands : str
-        Command lines without their ``posstats``.
-    """
+    """Return the epilogue of a command's help, from command lines without their ``posstats``."""
     # The marker keeps click from filling the lines into a paragraph.
     return "\b\nExamples:\n" + "\n".join(f"  posstats {command}" for command in commands)

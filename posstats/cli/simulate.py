@@ -8,14 +8,12 @@ import typer
 
 from posstats.cli.options import AsJson, Quiet, examples, lines, print_json, reporting, size_text
 from posstats.errors import InputError
-from posstats.vocabulary import BASELINE, RESIDUAL, TERMS
+from posstats.vocabulary import BASELINE, EARLY, RESIDUAL, TERMS
 
 EPILOG = examples(
     "simulate data/rehearsal.h5 -n 24 -t 128 -c baseline -c bos=mean --removal 0.3",
     "analyze data/rehearsal.h5",
 )
-#: Early queries, as in docs/method.md, section 3.
-_EARLY = range(2, 16)
 
 
 def simulate(
@@ -67,7 +65,7 @@ def simulate(
         path.parent.mkdir(parents=True, exist_ok=True)
         write_dump(simulation.dataset, path)
     truth, of_baseline = simulation.truth, simulation.truth.conditions.index(BASELINE) if BASELINE in conditions else 0
-    early = [i for i in _EARLY if i < length]
+    early = [i for i in range(*EARLY) if i < length]
     facts = {
         "file": str(path),
         "bytes": path.stat().st_size,

@@ -15,6 +15,7 @@ import xarray as xr
 from dask.local import get_sync
 from dask.utils import parse_bytes
 
+from posstats.dataset.door import DUMP, TERMS, check_seal
 from posstats.dataset.terms import document_codes
 from posstats.errors import InputError
 from posstats.stats.pair_products.components import LayerField, document_sums
@@ -25,9 +26,6 @@ from posstats.stats.pair_products.terms import reference as build_reference
 #: ``dask.config.set({"posstats.block-bytes": "16 MiB"})`` or the variable DASK_POSSTATS__BLOCK_BYTES; results do not
 #: depend on it.
 BLOCK_BYTES = 2**26
-_FROM_DUMP = ("logit", "sink_logit", "log_denominator_rest", "logit_sum_by_lag")
-_FROM_TERMS = ("logit_drift", "relative", "sink", "denominator_drift", "lag_mean", "reference_logit")
-_OF_LAYER = ("visible_keys", "learned_sink")
 #: The order of dims in all variables of the schema, and in terms.
 _ORDER = ("condition", "sequence", "layer", "depth", "head", "query", "probe", "offset", "lag", "hidden", "channel")
 _Made = TypeVar("_Made")
@@ -182,8 +180,7 @@ def _needed(data: xr.Dataset) -> xr.Dataset:
         raise InputError(
             "These terms have a reference per sequence; estimators need decompose(..., reference='pooled')."
         )
-    names = _FROM_TERMS if "logit_drift" in data else _FROM_DUMP
-    kept = data[[*names, *_OF_LAYER]]
+    kept = data[[*(TERMS if "logit_drift" in data else DUMP)]]
     return kept.drop_vars([name for name in kept.coords if name not in ("document", "offset", "layer", "head")])
 
 
@@ -214,7 +211,8 @@ def _arrays(loaded: xr.Dataset, names: Sequence[str]) -> Iterator[np.ndarray]:
 
 def _from_dump(loaded: xr.Dataset, visible: np.ndarray, _learned: np.ndarray) -> tuple[np.ndarray, ...]:
     """Logits, log(1 - A0), -log Zrest and mean logits by lag of every sequence, as they were recorded."""
-    logit, sink, rest, sums = _arrays(loaded, _FROM_DUMP)
+    logit, sink, rest, sums = _arrays(loaded, ("logit", "sink_logit", "log_denominator_rest", "logit_sum_by_lag"))
+    check_seal(loaded, logit, sums)
     check_recorded(logit, sink, rest)
     with np.errstate(invalid="ignore"):  # query 0, which is never analysed
         return logit, log_rest_share(sink, rest), -rest.astype(np.float64), lag_means(sums, visible)
@@ -222,7 +220,8 @@ def _from_dump(loaded: xr.Dataset, visible: np.ndarray, _learned: np.ndarray) ->
 
 def _from_terms(loaded: xr.Dataset, visible: np.ndarray, learned: np.ndarray) -> tuple[np.ndarray, ...]:
     """The same from terms, whose reference is taken out again: every replicate puts its own in its place."""
-    logit, relative, sink, drift, lag_mean, reference_logit = _arrays(loaded, _FROM_TERMS)
+    names = ("logit_drift", "relative", "sink", "denominator_drift", "lag_mean", "reference_logit")
+    logit, relative, sink, drift, lag_mean, reference_logit = _arrays(loaded, names)
     ref = build_reference(reference_logit, visible, learned)
     with np.errstate(invalid="ignore"):
         rest_share = sink + (ref.log_denominator_rest - ref.log_denominator)

@@ -9,7 +9,7 @@ import xarray as xr
 from posstats.dataset.blocks import read
 from posstats.dataset.terms import select_condition
 from posstats.errors import DesignError
-from posstats.vocabulary import BASELINE, TRAINED, VARIANT
+from posstats.vocabulary import BASELINE, TRAINED, VARIANT, Note
 
 #: How the attribute `sequences` of a dump of independent uniform tokens begins.
 IID = "iid tokens"
@@ -107,7 +107,7 @@ def check_design(sides: Sequence[Sequence[xr.Dataset]], *, allow_mixed: bool = F
             f"the models have {both} layers x heads: leakage, magnitude and slope are sums over heads; compare shares "
             "and removals"
         )
-    return notes
+    return [Note(note, "design") for note in notes]
 
 
 def _check_runs(runs: Sequence[xr.Dataset]) -> None:

@@ -2,10 +2,11 @@
 
 import difflib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 
+from posstats.arguments import several, shown, whole_number
 from posstats.errors import InputError
 from posstats.vocabulary import BASELINE, CONDITIONS
 
@@ -20,7 +21,9 @@ _PLAIN = {
 }
 #: Conditions spelled with one number: kind, what precedes the number, the smallest one.
 _NUMBERED = (("token", "bos=token:", 0), ("tokens", "bos=tokens:", 2), ("at", "bos@", 1), ("shift", "shift=", 1))
-_TRAJECTORY = re.compile(r"trajectory=token:(\d+)@(\d+)(?:/(\d+))?", flags=re.ASCII)
+#: Whole numbers in spellings: far larger ones than any model has a use for would not fit where they are kept.
+_WHOLE = r"0*(\d{1,9})"
+_TRAJECTORY = re.compile(rf"trajectory=token:{_WHOLE}@{_WHOLE}(?:/{_WHOLE})?", flags=re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +81,13 @@ def parse_condition(text: str) -> Condition:
     >>> parse_condition("trajectory=token:5@2/6").name
     'trajectory=token:5@1/3'
     """
+    if not isinstance(text, str):
+        raise InputError(f"a condition must be text such as {BASELINE!r} or 'bos=mean', not {shown(text)}")
     spelling = text.strip()
     if spelling in _PLAIN:
         return Condition(spelling, _PLAIN[spelling])
     for kind, prefix, lowest in _NUMBERED:
-        match = re.fullmatch(re.escape(prefix) + r"(\d+)", spelling, flags=re.ASCII)
+        match = re.fullmatch(re.escape(prefix) + _WHOLE, spelling, flags=re.ASCII)
         if match and int(match[1]) >= lowest:
             return Condition(f"{prefix}{int(match[1])}", kind, int(match[1]))
     if match := _TRAJECTORY.fullmatch(spelling):
@@ -96,9 +101,9 @@ def parse_condition(text: str) -> Condition:
     near = difflib.get_close_matches(spelling, CONDITIONS, n=1)
     meant = f" (did you mean {near[0]}?)" if near else ""
     raise InputError(
-        f"there is no condition {text!r}{meant}; the conditions are {', '.join(CONDITIONS)}, with whole numbers in "
-        "place of ID and L (0 or more), P and K (1 or more, 2 or more in bos=tokens:K); L may also be a fraction below "
-        "1 of the model's blocks, such as 1/3"
+        f"there is no condition {text!r}{meant}; the conditions are {', '.join(CONDITIONS)}, with whole numbers of at "
+        "most 9 digits in place of ID and L (0 or more), P and K (1 or more, 2 or more in bos=tokens:K); L may also be "
+        "a fraction below 1 of the model's blocks, such as 1/3"
     )
 
 
@@ -120,7 +125,8 @@ def parse_conditions(texts: Iterable[str]) -> tuple[Condition, ...]:
     InputError
         If there is none, one is unknown, or one is given twice.
     """
-    conditions = tuple(parse_condition(text) for text in ([texts] if isinstance(texts, str) else texts))
+    given = [texts] if isinstance(texts, str) else several("conditions", texts, "text")
+    conditions = tuple(parse_condition(text) for text in given)
     names = [condition.name for condition in conditions]
     if not names:
         raise InputError("give at least one condition, for example 'baseline'")
@@ -163,17 +169,17 @@ def at_depth(conditions: Iterable[Condition], blocks: int) -> tuple[Condition, .
     return tuple({one.name: one for one in found}.values())
 
 
-def check_positions(what: str, values: Sequence[int], length: int) -> tuple[int, ...]:
+def check_positions(what: str, values: Iterable[int], length: int | None = None) -> tuple[int, ...]:
     """Distinct positions of a sequence, ascending.
 
     Parameters
     ----------
     what : str
         What an error calls one of them.
-    values : sequence of int
+    values : iterable of int
         The positions.
-    length : int
-        Tokens in a sequence.
+    length : int, optional
+        Tokens in a sequence, where they are known.
 
     Returns
     -------
@@ -189,12 +195,8 @@ def check_positions(what: str, values: Sequence[int], length: int) -> tuple[int,
     >>> check_positions("offset", [4, 0, 1], length=24)
     (0, 1, 4)
     """
-    if broken := [value for value in values if int(value) != value]:
-        raise InputError(f"{what} {broken[0]} is no whole number")
-    chosen = sorted(int(value) for value in values)
-    for value in chosen:
-        if not 0 <= value < length:
-            raise InputError(f"{what} {value} is outside 0 .. {length - 1}, the positions of a sequence")
+    most = 2**31 - 1 if length is None else length - 1
+    chosen = sorted(whole_number(what, value, 0, most) for value in several(f"{what}s", values, "whole numbers"))
     if len(set(chosen)) < len(chosen):
         raise InputError(f"each {what} can be given once, not {', '.join(map(str, chosen))}")
     return tuple(chosen)

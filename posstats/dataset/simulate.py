@@ -1,15 +1,20 @@
 """Synthetic dumps with known truth, to rehearse a design before a model is run."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 
 import numpy as np
 import xarray as xr
 
+from posstats.arguments import items, labels, number, shown, text, whole_number
 from posstats.errors import InputError
 from posstats.stats.synthetic.design import Design, Effects, Noise, Truth, expected_terms
 from posstats.stats.synthetic.simulate import simulate_stream, simulate_terms
 from posstats.vocabulary import BASELINE, COORDINATES, SCHEMA_VERSION, VARIABLES
+
+#: Largest size of a simulation along any dimension: a longer one is a mistake, and would not fit into memory.
+_LARGEST = 2**16
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +97,14 @@ def simulate(
     >>> simulation.dataset.sizes["sequence"]
     30
     """
-    if not removal <= 1:
-        raise InputError(f"removal must be at most 1, not {removal}.")
+    n, length = whole_number("n", n, 1, _LARGEST), whole_number("length", length, 3, _LARGEST)
+    layers, heads = whole_number("layers", layers, 1, _LARGEST), whole_number("heads", heads, 1, _LARGEST)
+    offsets = labels("offsets", items("offsets", offsets, "whole numbers"), range(length - 1), "whole numbers")
+    strength, removal = number("strength", strength), number("removal", removal, most=1)
+    seed = whole_number("seed", seed, 0, 2**64 - 1)
+    per_document = items("sequences_per_document", sequences_per_document, "whole numbers")
+    if not isinstance(noise, Noise | None):
+        raise InputError(f"noise must be posstats.stats.synthetic.design.Noise or None, not {shown(noise)}.")
     position = np.arange(length, dtype=np.float64)
     decay = strength / (position + 1)
 
@@ -103,17 +114,23 @@ def simulate(
         return Effects(sink=-0.8 * scale * decay, denominator_drift=-0.6 * scale * decay)
 
     if not isinstance(conditions, Mapping):
-        conditions = {name: effects(1.0 if name == BASELINE else np.sqrt(1 - removal)) for name in conditions}
+        names = items("conditions", conditions, "text")
+        labels("conditions", names, names, "text")
+        conditions = {name: effects(1.0 if name == BASELINE else np.sqrt(1 - removal)) for name in names}
+    for name, of in conditions.items():
+        text("conditions", name)
+        if not isinstance(of, Effects):
+            raise InputError(f"A mapping of conditions has Effects as values, not {shown(of)}.")
     design = Design(
         n_documents=n,
-        sequences_per_document=sequences_per_document,
+        sequences_per_document=per_document[0] if len(per_document) == 1 else per_document,
         length=length,
         n_layers=layers,
         n_heads=heads,
         offsets=tuple(offsets),
         conditions=conditions,
         noise=noise or Noise(),
-        window=window,
+        window=_windows(window),
     )
     seeds = np.random.SeedSequence(seed).spawn(2)
     recorded, stream = simulate_terms(design, seeds[0]), simulate_stream(design, seeds[1])
@@ -151,7 +168,19 @@ def simulate(
             "schema_version": SCHEMA_VERSION,
             "model_id": "simulated",
             "seed": seed,
+            "length": length,
             "source": "posstats.simulate: synthetic, of known truth",
         },
     )
     return Simulation(dataset, expected_terms(design))
+
+
+def _windows(window: object) -> int | list[int | None] | None:
+    """Whole numbers or None, a single one or one per layer."""
+    if window is None or isinstance(window, Integral):
+        return None if window is None else whole_number("window", window, 1)
+    if isinstance(window, str | Mapping) or not isinstance(window, Iterable):
+        raise InputError(
+            f"window must be a whole number or None, one for all layers or one per layer, not {shown(window)}."
+        )
+    return [None if one is None else whole_number("window", one, 1) for one in window]

@@ -18,6 +18,7 @@ from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import repeat
 from pathlib import Path
+from typing import Any
 
 import dask.array as da
 import h5netcdf
@@ -27,7 +28,11 @@ import xarray as xr
 from dask.base import tokenize
 from dask.local import get_sync
 
-from posstats.errors import DumpError
+from posstats.arguments import file_path, shown, whole_number
+from posstats.dataset.storable import check_storable, storable_attributes
+from posstats.errors import DumpError, InputError
+from posstats.execution.files import replacing
+from posstats.execution.machine import available_processors
 from posstats.vocabulary import COORDINATES, SCHEMA_VERSION, VARIABLES
 
 #: Largest size of one HDF5 chunk before compression.
@@ -96,6 +101,8 @@ def open_dump(path: str | Path) -> xr.Dataset:
 
     Raises
     ------
+    InputError
+        If `path` is no name of a file.
     DumpError
         If there is no such file, it is no posstats dump, it is damaged, unfinished, or from a newer posstats.
 
@@ -107,13 +114,18 @@ def open_dump(path: str | Path) -> xr.Dataset:
     ...     ds.sink_logit.attrs["units"], ds.sink_logit.sizes["sequence"]
     ('nats', 30)
     """
-    path = Path(path)
-    if not path.is_file():
-        if parts_folder(path).is_dir():
+    path = file_path("path", path)
+    try:
+        there, begun = path.is_file(), parts_folder(path).is_dir()
+    except PermissionError as error:
+        raise DumpError(f"{path} cannot be read: {error.strerror}") from error
+    if not there:
+        if begun:
             raise DumpError(f"the dump {path} is not finished: run the same dump again, it goes on where it stopped")
         raise DumpError(f"there is no dump {path}")
     try:
-        with xr.open_dataset(path, engine="h5netcdf") as source:
+        # A dump names all its dims; without the option, h5netcdf warns of another file that does not.
+        with xr.open_dataset(path, engine="h5netcdf", phony_dims="access") as source:
             check_schema(source, str(path))
             frame = source.drop_vars(_names(source)).load()
             attrs = {name: source[name].attrs for name in _names(source)}
@@ -234,7 +246,8 @@ def write_dump(dataset: xr.Dataset, path: str | Path, *, workers: int | None = N
     Parameters
     ----------
     dataset : xarray.Dataset
-        Variables and coordinates of the dump schema; ``schema_version``, units and long names are added.
+        Variables and coordinates of the dump schema; ``schema_version``, units and long names are added. Attributes
+        are texts, numbers, and lists of texts or of numbers.
     path : str or Path
         Where to; where it is a symbolic link, what it points to is written.
     workers : int, optional
@@ -247,6 +260,8 @@ def write_dump(dataset: xr.Dataset, path: str | Path, *, workers: int | None = N
 
     Raises
     ------
+    InputError
+        If an argument is of another type, or an attribute or coordinate holds what the file cannot give back as it is.
     DumpError
         If the dataset does not follow the schema, the file cannot be written, or the disk may be too small for it.
 
@@ -257,19 +272,19 @@ def write_dump(dataset: xr.Dataset, path: str | Path, *, workers: int | None = N
     >>> write_dump(ds.sel(condition=["baseline"]), "baseline.h5").name
     'baseline.h5'
     """
-    path = Path(path)
+    path = file_path("path", path)
+    if not isinstance(dataset, xr.Dataset):
+        raise InputError(f"dataset must be an xarray.Dataset of the dump schema, not {shown(dataset)}")
+    workers = available_processors() if workers is None else whole_number("workers", workers, 1)
     dataset = dataset.assign_attrs(schema_version=SCHEMA_VERSION)
     check_schema(dataset)
-    target = followed(path)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
+    attrs = storable_attributes(dataset.attrs)
+    check_storable(dataset)
     try:
-        try:
+        with replacing(followed(path)) as temporary:
             _check_space(dataset, temporary)
-            _write_frame(dataset, temporary)
-            _write_values(dataset, temporary, workers or available_processors())
-            replace_durably(temporary, target)
-        finally:
-            temporary.unlink(missing_ok=True)
+            _write_frame(dataset, attrs, temporary)
+            _write_values(dataset, temporary, workers)
     except (OSError, RuntimeError) as error:  # h5py raises RuntimeError where a flush or the closing of a file fails
         raise DumpError(f"cannot write {path}: {_reason(error)}") from error
     return path
@@ -290,45 +305,14 @@ def _reason(error: OSError | RuntimeError) -> str:
     return told[1] if told else str(getattr(error, "strerror", None) or error)
 
 
-def replace_durably(temporary: Path, path: Path) -> None:
-    """Put a finished file in its place so that not even a power failure leaves half of it.
-
-    Parameters
-    ----------
-    temporary : Path
-        The finished file, in the same file system.
-    path : Path
-        Its place.
-    """
-    with temporary.open("rb") as file:
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
-def available_processors() -> int:
-    """Number of processors this process may use.
-
-    Returns
-    -------
-    int
-        At least 1.
-    """
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _names(dataset: xr.Dataset) -> list[str]:
     return [name for name in VARIABLES if name in dataset]
 
 
-def _write_frame(dataset: xr.Dataset, path: Path) -> None:
+def _write_frame(dataset: xr.Dataset, attrs: dict[str, Any], path: Path) -> None:
     """Everything but the values of the variables: dims, coordinates, attributes, storage layout."""
     with h5netcdf.File(path, "w") as file:
-        for name, value in dataset.attrs.items():
+        for name, value in attrs.items():
             file.attrs[name] = value
         dims = {dim: None for name in _names(dataset) for dim in VARIABLES[name].dims}
         file.dimensions = {dim: dataset.sizes[dim] for dim in dims}

@@ -7,14 +7,16 @@ import numpy as np
 import xarray as xr
 from dask.local import get_sync
 
+from posstats.arguments import choice
+from posstats.dataset.door import DUMP, check_seal, chosen, whole_dump
+from posstats.dataset.parameters import explained
 from posstats.errors import DesignError, FewDocumentsWarning, InputError
 from posstats.stats.inference.documents import effective_documents
 from posstats.stats.pair_products.terms import decompose as decompose_layer
 from posstats.stats.pair_products.terms import lag_means
 from posstats.stats.pair_products.terms import reference as build_reference
-from posstats.vocabulary import BASELINE, FEW_DOCUMENTS, LOG_ATTENTION, MINIMUM_DOCUMENTS, TERMS
+from posstats.vocabulary import BASELINE, FEW_DOCUMENTS, LOG_ATTENTION, MINIMUM_DOCUMENTS, TERMS, Note
 
-_NEEDED = ("logit", "sink_logit", "log_denominator_rest", "logit_sum_by_lag", "visible_keys", "learned_sink")
 _LONG_NAMES = {
     "relative": "what the offset alone explains: ref[d]",
     "mask": "the causal mask's denominator: -log Zref[i]",
@@ -31,6 +33,7 @@ _LONG_NAMES = {
 REFERENCES = ("pooled", "sequence")
 
 
+@explained
 def decompose(ds: xr.Dataset, offsets: Sequence[int] | None = None, *, reference: str = "pooled") -> xr.Dataset:
     """Split log attention into its five additive terms.
 
@@ -41,8 +44,7 @@ def decompose(ds: xr.Dataset, offsets: Sequence[int] | None = None, *, reference
     ----------
     ds : xarray.Dataset
         A dump (:func:`posstats.open_dump`); lazy data stay lazy.
-    offsets : sequence of int, optional
-        Offsets to keep; all recorded ones if not given.
+    %(offsets)s
     reference : {"pooled", "sequence"}
         The stationary reference is the mean over queries and all sequences of `ds`, which is what every estimator
         needs; or of each sequence by itself, for which a sequence whose hidden states are equal at all positions (the
@@ -72,23 +74,22 @@ def decompose(ds: xr.Dataset, offsets: Sequence[int] | None = None, *, reference
     >>> float(abs(total - terms.log_attention).max()) < 1e-9
     True
     """
-    _check_dump(ds)
-    if reference not in REFERENCES:
-        raise InputError(f"reference must be one of {', '.join(REFERENCES)}, not {reference!r}.")
-    ds = analysable(ds, offsets)
+    reference = choice("reference", reference, REFERENCES)
+    ds = chosen(whole_dump(ds, what="Terms are split from a dump"), "offset", offsets)
     recorded = ds.offset.values.astype(np.int64)
 
     own = ["sequence"] if reference == "sequence" else []
 
     def one_head(logit, sink_logit, rest, sums, visible, learned):  # type: ignore[no-untyped-def]  # xarray calls it
+        check_seal(ds, logit, sums)
         lag_mean = lag_means(sums, visible)
 
-        def split(chosen: slice) -> tuple[np.ndarray, ...]:
-            ref = build_reference(lag_mean[chosen].mean(axis=0)[None], visible, learned)
-            terms = decompose_layer(logit[chosen, None], sink_logit[chosen, None], rest[chosen, None], ref, recorded)
+        def split(part: slice) -> tuple[np.ndarray, ...]:
+            ref = build_reference(lag_mean[part].mean(axis=0)[None], visible, learned)
+            terms = decompose_layer(logit[part, None], sink_logit[part, None], rest[part, None], ref, recorded)
             found = {name: getattr(terms, name) for name in (*TERMS, LOG_ATTENTION)}
             of_head = (values[0] if name in shared else values[:, 0] for name, values in found.items())
-            return *of_head, lag_mean[chosen], ref.logit[0]
+            return *of_head, lag_mean[part], ref.logit[0]
 
         if not own:
             return split(slice(None))
@@ -112,7 +113,7 @@ def decompose(ds: xr.Dataset, offsets: Sequence[int] | None = None, *, reference
     }
     arrays = xr.apply_ufunc(
         one_head,
-        *(_whole_along(ds[name], ("sequence", "query", "offset", "lag")) for name in _NEEDED),
+        *(_whole_along(ds[name], ("sequence", "query", "offset", "lag")) for name in DUMP),
         input_core_dims=[[*per_query, "offset"], per_query, per_query, ["sequence", "lag"], ["query"], []],
         output_core_dims=list(output.values()),
         vectorize=True,
@@ -134,30 +135,6 @@ def decompose(ds: xr.Dataset, offsets: Sequence[int] | None = None, *, reference
 def _whole_along(values: xr.DataArray, dims: Sequence[str]) -> xr.DataArray:
     """Lazy values in chunks that are whole along some dimensions."""
     return values if values.chunks is None else values.chunk({dim: -1 for dim in values.dims if dim in dims})
-
-
-def analysable(data: xr.Dataset, offsets: Sequence[int] | None = None) -> xr.Dataset:
-    """Check that `data` is a dump or terms and restrict it to `offsets`; :mod:`posstats.dataset.blocks` reads either.
-
-    Raises
-    ------
-    InputError
-        If it is neither, or an offset is not there.
-    """
-    if "logit_drift" not in data:
-        _check_dump(data)
-    if offsets is None:
-        return data
-    absent = sorted(set(offsets) - set(data.offset.values.tolist()))
-    if absent:
-        raise InputError(f"Offsets {absent} were not recorded; there are {data.offset.values.tolist()}.")
-    return data.sel(offset=list(offsets))
-
-
-def _check_dump(ds: xr.Dataset) -> None:
-    missing = [name for name in _NEEDED if name not in ds]
-    if missing:
-        raise InputError(f"This dataset is not a dump: it lacks {', '.join(missing)}. Open one with open_dump(path).")
 
 
 def select_condition(terms: xr.Dataset, condition: str) -> xr.Dataset:
@@ -194,7 +171,8 @@ def repeated_documents_note(data: xr.Dataset) -> tuple[str, ...]:
     repeated = len(documents) - len(set(map(frozenset, documents.values())))
     if not repeated:
         return ()
-    return (f"{repeated} of {len(documents)} documents have the tokens of another: they are not independent",)
+    text = f"{repeated} of {len(documents)} documents have the tokens of another: they are not independent"
+    return (Note(text, "design"),)
 
 
 def document_settings(codes: np.ndarray) -> dict[str, object]:
@@ -212,15 +190,16 @@ def few_documents_note(n_documents: int, effective: float | None = None) -> tupl
     few = f"only {n_documents} documents"
     if effective not in (None, n_documents):
         few = f"{n_documents} documents of unequal size count as {effective:.1f}"
-    return (f"{few}: intervals are reliable from {FEW_DOCUMENTS} documents on",)
+    return (Note(f"{few}: intervals are reliable from {FEW_DOCUMENTS} documents on", "inference"),)
 
 
-def few_documents(n_documents: int, effective: float | None = None) -> tuple[str, ...]:
-    """The same note, of which the user is warned.
+def few_documents(codes: np.ndarray) -> tuple[str, ...]:
+    """The same note on the documents of sequences, of which the user is warned.
 
     To be called by what a public function calls to prepare itself: the warning points at who called that.
     """
-    notes = few_documents_note(n_documents, effective)
+    counts = np.bincount(codes)
+    notes = few_documents_note(len(counts), effective_documents(counts))
     for note in notes:
         warnings.warn(note, FewDocumentsWarning, stacklevel=4)
     return notes

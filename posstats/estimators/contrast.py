@@ -1,6 +1,6 @@
 """Contrasts of two models or architectures, each one or several training runs (docs/method.md, section 8)."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -9,12 +9,15 @@ import pandas as pd
 import xarray as xr
 from numpy.typing import NDArray
 
+from posstats.arguments import choice, flag, items, labels, shown
 from posstats.dataset.blocks import Block, by_layer, field_blocks
 from posstats.dataset.comparable import check_design, same_sequences
+from posstats.dataset.door import whole_dump
+from posstats.dataset.parameters import explained
 from posstats.dataset.terms import document_codes, select_condition
 from posstats.errors import DesignError, InputError
-from posstats.estimators.leakage import adjusted, prepare
-from posstats.estimators.pair_products import EARLY, Bin, magnitude_bins, share_bins
+from posstats.estimators.pair_products import Bin, magnitude_bins, share_bins
+from posstats.estimators.rows import adjusted, prepare
 from posstats.execution.parallel import side_by_side
 from posstats.results.claims import ContrastResult
 from posstats.stats.contrast import (
@@ -29,11 +32,12 @@ from posstats.stats.contrast import (
     head_values,
     layer_sums,
 )
-from posstats.stats.inference.resample import DEFAULT_METHODS, check_interval_options, document_pairs
+from posstats.stats.inference.options import Inference
+from posstats.stats.inference.resample import document_pairs
 from posstats.stats.inference.sign_flips import SignFlips, random_signs, sign_flip_test
 from posstats.stats.pair_products.components import SHARE_COMPONENTS, residual_statistics, share_statistics
 from posstats.stats.pair_products.terms import Array
-from posstats.vocabulary import BASELINE, LOG_ATTENTION, RESIDUAL, RESIDUAL_TERMS
+from posstats.vocabulary import BASELINE, EARLY, LOG_ATTENTION, RESIDUAL, RESIDUAL_TERMS
 
 #: What two architectures are compared in -> its unit.
 QUANTITIES = {"leakage": "nats^2", "share": "1", "magnitude": "nats^2", "removal": "1", "slope": "nats^2"}
@@ -50,6 +54,7 @@ Key = tuple[str, str, str]
 _LEAKAGE: Key = (BASELINE, "share", "all")
 
 
+@explained
 def contrast(
     a: Side,
     b: Side,
@@ -99,16 +104,16 @@ def contrast(
         the differences, with one degree of freedom less than there are pairs.
     allow_mixed : bool
         Whether an "inference-time variant" may be compared with models used as they were trained; the result says so.
-    offsets : sequence of int, optional
-        Offsets summed over; all recorded ones if not given. Both sides must have the same.
-    level : float
-        Confidence level.
+    %(offsets)s
+        Both sides must have the same.
+    %(level)s
     method : {"corrected_jackknife", "jackknife"}, optional
-        Jackknife over documents.
-    n_permutations, seed
-        Sign flips of the test that there is leakage, or a magnitude to remove, at all.
-    adjust : {"bh", "by", "holm"}
-        Adjustment over the family of all rows of one contrast and quantity.
+        Jackknife over documents; the corrected one by default.
+    %(n_permutations)s
+        They test that there is leakage, or a magnitude to remove, at all.
+    %(seed)s
+    %(adjust)s
+        The family is all rows of one contrast and quantity.
 
     Returns
     -------
@@ -146,15 +151,17 @@ def contrast(
     >>> bool(row.low > 0), result.settings["documents"]
     (True, 'paired')
     """
+    inference = Inference(level, method, n_permutations=n_permutations, adjust=adjust, seed=seed).of("contrast")
+    method = choice("method of a contrast", inference.interval, METHODS)
+    pair_runs, allow_mixed = flag("pair_runs", pair_runs), flag("allow_mixed", allow_mixed)
+    if len(names := items("labels", labels, "text")) != 2 or names[0] == names[1]:
+        raise InputError(f"labels must be two different names, not {shown(labels)}.")
+    if len(ends := items("slope_queries", slope_queries, "whole numbers")) != 2 or not 0 < ends[0] < ends[1]:
+        raise InputError(f"slope_queries must be two positions, the lower first, not {shown(slope_queries)}.")
+    slope_queries = ends[0], ends[1]
     sides = [_as_runs(a), _as_runs(b)]
-    conditions = (condition,) if isinstance(condition, str) else tuple(condition)
+    conditions = _conditions(condition, sides)
     wanted = _wanted(quantities, conditions, sides)
-    method = method or DEFAULT_METHODS["contrast"]
-    check_interval_options(method, level)
-    if method not in METHODS:
-        raise InputError(f"Contrasts rest on a jackknife; method must be one of {', '.join(METHODS)}, not {method!r}.")
-    if len(set(labels)) != 2:
-        raise InputError(f"labels must be two different names, not {labels}.")
     notes = check_design(sides, allow_mixed=allow_mixed)
     n_runs = [len(side) for side in sides]
     check_runs(n_runs, pair_runs=pair_runs)
@@ -162,33 +169,34 @@ def contrast(
     settings: dict[str, object] = {}
     for side, runs in zip(sides, measured, strict=True):
         for ds in side:
-            used = [str(select_condition(ds, name).condition.values) for name in (BASELINE, *conditions)]
-            terms, few, settings = prepare(ds.sel(condition=used) if ds.condition.ndim else ds, offsets, adjust)
+            terms, few, settings = prepare(ds.sel(condition=[BASELINE, *conditions]), offsets, inference)
             notes += [note for note in few if note not in notes]
             runs.append(_Run.of(terms, conditions, wanted, slope_queries, method))
-    signs = [random_signs(runs[0].n_documents, n_permutations, seed) for runs in measured]
+    signs = [random_signs(runs[0].n_documents, inference.n_permutations, inference.seed) for runs in measured]
     rows: list[dict[str, object]] = []
     same = same_sequences(sides[0][0], sides[1][0])
     for value in _values(measured[0][0], wanted, conditions, slope_queries):
         kinds = [_Measured.of(value, runs, flips) for runs, flips in zip(measured, signs, strict=True)]
-        of_sides = [contrast_runs([one.runs], method=method, level=level, squared=value.squared) for one in kinds]
+        of_sides = [
+            contrast_runs([one.runs], method=method, level=inference.level, squared=value.squared) for one in kinds
+        ]
         difference = contrast_runs(
-            [one.runs for one in kinds], same_documents=same, pair_runs=pair_runs, method=method, level=level
+            [one.runs for one in kinds], same_documents=same, pair_runs=pair_runs, method=method, level=inference.level
         )
-        weak = [value.ratio and one.absent(1 - level) for one in kinds]
-        for label, one, found, withheld in zip(labels, kinds, of_sides, weak, strict=True):
+        weak = [value.ratio and one.absent(1 - inference.level) for one in kinds]
+        for label, one, found, withheld in zip(names, kinds, of_sides, weak, strict=True):
             p = found.p if not value.squared else one.absence_p if one.runs.n_runs == 1 else np.nan
             rows.append(_row(value, label, found, p, withheld))
-        rows.append(_row(value, f"{labels[1]} - {labels[0]}", difference, difference.p, any(weak)))
-    table = adjusted(pd.DataFrame(rows), ["contrast", "quantity"], adjust, {"p": "q"})
+        rows.append(_row(value, f"{names[1]} - {names[0]}", difference, difference.p, any(weak)))
+    table = adjusted(pd.DataFrame(rows), ["contrast", "quantity"], inference, {"p": "q"})
     how = "paired" if pair_runs else "independent"
     settings |= {
         "n_documents": " and ".join(dict.fromkeys(str(runs[0].n_documents) for runs in measured)),
         "n_sequences": " and ".join(dict.fromkeys(str(side[0].sizes["sequence"]) for side in sides)),
-        "level": level,
+        "level": inference.level,
         "interval": method,
-        "n_permutations": n_permutations,
-        "seed": seed,
+        "n_permutations": inference.n_permutations,
+        "seed": inference.seed,
         "resampling_unit": "document" if max(n_runs) == 1 else "training run and document",
         "documents": "paired" if same else "independent",
         "runs": "not replicated" if max(n_runs) == 1 else f"{n_runs[0]} and {n_runs[1]}, {how}",
@@ -360,25 +368,32 @@ def _label(queries: tuple[int, int]) -> str:
     return f"[{queries[0]}, {queries[1]})"
 
 
-def _as_runs(side: Side) -> list[xr.Dataset]:
-    runs = [side] if isinstance(side, xr.Dataset) else list(side)
-    if not runs or not all(isinstance(one, xr.Dataset) for one in runs):
-        raise InputError("A contrast takes a dump, or a sequence of dumps (training runs), on either side.")
-    if missing := [name for name in ("token_id", "logit") if any(name not in one for one in runs)]:
-        raise InputError(f"A contrast takes whole dumps (open_dump); this dataset lacks {', '.join(missing)}.")
-    return runs
+def _as_runs(side: object) -> list[xr.Dataset]:
+    runs = [side] if isinstance(side, xr.Dataset) else side
+    if isinstance(runs, str | Mapping) or not isinstance(runs, Iterable):
+        raise InputError(f"A contrast takes a dump, or a sequence of dumps, on either side, not {shown(side)}.")
+    if not (dumps := [whole_dump(one, ("token_id",), "A contrast reads whole dumps") for one in runs]):
+        raise InputError("A contrast takes at least one dump on either side.")
+    return dumps
 
 
-def _wanted(quantities: Sequence[str] | None, conditions: Sequence[str], sides: list[list[xr.Dataset]]) -> set[str]:
+def _conditions(condition: object, sides: list[list[xr.Dataset]]) -> list[str]:
+    """Conditions that every run holds beside the baseline, which it must hold too."""
+    names = [] if isinstance(condition, Sequence) and not len(condition) else items("condition", condition, "text")
+    for ds in (ds for side in sides for ds in side):
+        there = ds.condition.values.tolist()
+        labels("condition", [BASELINE], there, "text")
+        if names:
+            labels("condition", names, [name for name in there if name != BASELINE], "text")
+    return names
+
+
+def _wanted(quantities: object, conditions: Sequence[str], sides: list[list[xr.Dataset]]) -> set[str]:
     if quantities is None:
         deep = all(ds.sizes["layer"] > 1 for side in sides for ds in side)
         wanted = set(QUANTITIES) - (set() if conditions else {"removal"}) - (set() if deep else {"slope"})
     else:
-        wanted = {quantities} if isinstance(quantities, str) else set(quantities)
-    if unknown := sorted(wanted - set(QUANTITIES)):
-        raise InputError(f"Cannot contrast {', '.join(unknown)}; quantities are {', '.join(QUANTITIES)}.")
-    if not wanted:
-        raise InputError(f"quantities must name at least one of {', '.join(QUANTITIES)}.")
-    if ("removal" in wanted) != bool(conditions) or BASELINE in conditions:
+        wanted = set(labels("quantities", quantities, list(QUANTITIES), "text"))
+    if ("removal" in wanted) != bool(conditions):
         raise InputError("The removal of a contrast needs condition=, such as 'bos=mean', and nothing else does.")
     return wanted

@@ -10,27 +10,30 @@ import xarray as xr
 from scipy.special import expit, logit
 from scipy.stats import t
 
+from posstats.arguments import choice, whole_number
 from posstats.dataset.blocks import Block, read
-from posstats.dataset.terms import check_offsets_visible, document_codes, few_documents, select_condition
+from posstats.dataset.door import check_depths, chosen, whole_dump
+from posstats.dataset.parameters import explained
+from posstats.dataset.terms import check_offsets_visible, document_codes, document_settings, few_documents
 from posstats.errors import DesignError, InputError
-from posstats.estimators.leakage import adjusted
+from posstats.estimators.rows import ROUNDING, adjusted, conditions
 from posstats.execution.parallel import side_by_side
 from posstats.results.decoding import DecodingResult, DiscriminationResult
 from posstats.stats.decoding import scores as kernels
+from posstats.stats.decoding.ridge import FEWEST_FOLDS
 from posstats.stats.decoding.scores import FEATURE_SETS, Discriminability, Parts
-from posstats.stats.inference.multiplicity import adjust as adjust_p
-from posstats.stats.inference.resample import check_interval_options, interval
+from posstats.stats.inference.options import Inference
+from posstats.stats.inference.resample import interval
 from posstats.stats.pair_products.components import analysed_queries
 from posstats.stats.pair_products.terms import Array
 
 #: What stands for the residual stream.
 FEATURES = ("logits", "offset_logits", "stream")
 _NEEDED = ("logit", "sink_logit", "log_denominator_rest", "visible_keys")
-#: Standard errors up to this are rounding of scores of order 1: the documents do not differ.
-_ROUNDING = 1e-12
 _NO_SINK = "sink logit left out: position 0 lies outside the window"
 
 
+@explained
 def decode(
     data: xr.Dataset,
     *,
@@ -50,25 +53,22 @@ def decode(
 
     Parameters
     ----------
-    data : xarray.Dataset
-        A dump (:func:`posstats.open_dump`), not terms; every condition in it is decoded.
+    %(dump)s
     features : {"logits", "offset_logits", "stream"}
         Residual-stream features: the sink logit and the offset logits of every head (a layer whose window hides
         position 0 from an analysed query goes without the sink logit, and the table says so); the offset logits alone;
         or the residual stream that the layer reads, ``residual_sample`` at depth = layer, with the queries restricted
         to its probes. The cost of the stream grows with documents times hidden cubed.
-    layers : sequence of int, optional
-        Layers to decode from; all if not given.
-    offsets : sequence of int, optional
-        Offsets whose logits are features, and whose largest bounds the queries; all recorded ones if not given.
-    n_folds : int
-        Folds of the cross-validation, at least 3. All layers and conditions share the folds.
-    level : float
-        Level of the intervals: t(G-1) times the jackknife standard error, every model refitted without each document.
-    seed : int
-        Fixes the folds.
-    adjust : {"bh", "by", "holm"}
-        Adjustment over the family: all layers of one condition and part.
+    %(layers)s
+    %(offsets)s
+        Here the logits at these offsets are features.
+    %(n_folds)s
+        All layers and conditions share the folds.
+    %(level)s
+        Intervals are t(G-1) times the jackknife standard error, every model refitted without each document.
+    %(seed)s
+    %(adjust)s
+        The family is all layers of one condition and part.
 
     Returns
     -------
@@ -109,7 +109,8 @@ def decode(
     >>> bool(row.low > 0), bool(row.low < row.estimate < row.high)
     (True, True)
     """
-    design = _Design.of(data, features, layers, offsets, level, seed, adjust)
+    n_folds = whole_number("n_folds", n_folds, FEWEST_FOLDS)
+    design = _Design.of(data, features, layers, offsets, Inference(level, adjust=adjust, seed=seed))
     queries = design.queries()
     if len(queries) < 2:
         raise DesignError(
@@ -117,12 +118,13 @@ def decode(
             f"{data.probe.values.tolist()} are. Dump more probes or choose smaller offsets=."
         )
 
-    table = pd.DataFrame(design.rows(queries, partial(_decoded, n_folds=n_folds, seed=seed), level))
-    table = adjusted(table, ["condition", "part"], adjust, {"p": "q"})
+    table = pd.DataFrame(design.rows(queries, partial(_decoded, n_folds=n_folds, seed=design.inference.seed)))
+    table = adjusted(table, ["condition", "part"], design.inference, {"p": "q"})
     settings = design.settings | {"n_queries": len(queries), "n_folds": n_folds}
     return DecodingResult(_ordered(table), settings, design.notes)
 
 
+@explained
 def discriminate(
     data: xr.Dataset,
     first: int,
@@ -144,12 +146,20 @@ def discriminate(
 
     Parameters
     ----------
-    data : xarray.Dataset
-        A dump, as in :func:`decode`.
+    %(dump)s
     first, second : int
         Query positions, ``max offset < first < second < T - 1``; probes if `features` is "stream".
-    features, layers, offsets, n_folds, level, seed, adjust
-        As in :func:`decode`; a fold needs two documents, so there must be at least ``2 * n_folds``.
+    features : {"logits", "offset_logits", "stream"}
+        As in :func:`decode`.
+    %(layers)s
+    %(offsets)s
+        Here the logits at these offsets are features.
+    %(n_folds)s
+        A fold needs two documents, so there must be at least ``2 * n_folds``.
+    %(level)s
+    %(seed)s
+    %(adjust)s
+        The family is all layers of one condition and part.
 
     Returns
     -------
@@ -186,7 +196,9 @@ def discriminate(
     >>> bool(result.table.set_index("part").low["denominator"] > 0.5)  # the denominator counts the keys
     True
     """
-    design = _Design.of(data, features, layers, offsets, level, seed, adjust)
+    first, second = whole_number("first", first), whole_number("second", second)
+    n_folds = whole_number("n_folds", n_folds, FEWEST_FOLDS)
+    design = _Design.of(data, features, layers, offsets, Inference(level, adjust=adjust, seed=seed))
     allowed = design.queries()
     if not first < second or not {first, second} <= set(allowed.tolist()):
         raise InputError(
@@ -194,9 +206,9 @@ def discriminate(
             f"{_enumerate(allowed)} (max offset < i < T - 1{', probes only' if features == 'stream' else ''})."
         )
 
-    told_apart = partial(_told_apart, n_folds=n_folds, seed=seed)
-    table = pd.DataFrame(design.rows(np.array([first, second]), told_apart, level))
-    table = adjusted(table, ["condition", "part"], adjust, {"p": "q"})
+    told_apart = partial(_told_apart, n_folds=n_folds, seed=design.inference.seed)
+    table = pd.DataFrame(design.rows(np.array([first, second]), told_apart))
+    table = adjusted(table, ["condition", "part"], design.inference, {"p": "q"})
     settings = design.settings | {"first": first, "second": second, "n_folds": n_folds}
     return DiscriminationResult(_ordered(table), settings, design.notes)
 
@@ -216,79 +228,53 @@ class _Design:
 
     data: xr.Dataset
     features: str
-    layers: list[int]
+    inference: Inference
     settings: dict[str, object]
     notes: tuple[str, ...]
 
     @classmethod
     def of(
         cls,
-        data: xr.Dataset,
-        features: str,
-        layers: Sequence[int] | None,
-        offsets: Sequence[int] | None,
-        level: float,
-        seed: int,
-        adjust: str,
+        data: object,
+        features: object,
+        layers: object,
+        offsets: object,
+        inference: Inference,
     ) -> "_Design":
-        adjust_p([], adjust)
-        check_interval_options("jackknife", level)
-        if features not in FEATURES:
-            raise InputError(f"features must be one of {', '.join(FEATURES)}, not {features!r}.")
-        if seed < 0:
-            raise InputError(f"seed must not be negative, not {seed}.")
-        missing = [name for name in _NEEDED if name not in data]
-        if missing:
-            raise InputError(
-                f"Decoding reads a dump, and this dataset lacks {', '.join(missing)}. Pass what open_dump(path) "
-                "returns, not the terms of decompose."
-            )
-        if features == "stream" and "residual_sample" not in data:
-            raise InputError(
-                "This dump has no residual_sample; dump with probes=[...] to record the residual stream at some "
-                "positions, or choose features='logits'."
-            )
-        chosen = {}
-        for name, wanted in (("layer", layers), ("offset", offsets)):
-            there = data[name].values.tolist()
-            chosen[name] = there if wanted is None else list(wanted)
-            if absent := [label for label in chosen[name] if label not in there]:
-                raise InputError(f"There is no {name} {absent} in this dump; it has {there}.")
-            if not chosen[name]:
-                raise InputError(f"At least one {name} is needed; the dump has {there}.")
-        data = data.sel(offset=chosen["offset"], layer=chosen["layer"])
+        features = choice("features", features, FEATURES)
+        data = whole_dump(data, what="Decoding reads a dump")
+        if features == "stream":
+            data = whole_dump(data, ("residual_sample",), "The stream is sampled where a dump has probes=[...]")
+            check_depths(data)
+        data = chosen(chosen(data, "offset", offsets), "layer", layers)
         check_offsets_visible(data)
-        _, n_documents = document_codes(data)
-        notes = few_documents(n_documents)
-        settings: dict[str, object] = {
-            "n_documents": n_documents,
-            "n_sequences": data.sizes["sequence"],
-            "offsets": tuple(chosen["offset"]),
+        codes, _ = document_codes(data)
+        notes = few_documents(codes)
+        settings = document_settings(codes) | {
+            "offsets": tuple(data.offset.values.tolist()),
             "features": features,
-            "adjustment": adjust,
-            "level": level,
-            "seed": seed,
+            "adjustment": inference.adjust,
+            "level": inference.level,
+            "seed": inference.seed,
             "standard_errors": "jackknife over documents with refitted models, t(G-1)",
         }
-        return cls(data, features, chosen["layer"], settings, notes)
+        return cls(data, features, inference, settings, notes)
 
     def queries(self) -> np.ndarray:
         """Analysed queries; of the stream, those among the probes."""
         queries = analysed_queries(self.data.sizes["query"], self.data.offset.values)
         return queries[np.isin(queries, self.data.probe.values)] if self.features == "stream" else queries
 
-    def rows(
-        self, queries: np.ndarray, score: Callable[..., tuple[_Scores, str]], level: float
-    ) -> Iterator[dict[str, object]]:
+    def rows(self, queries: np.ndarray, score: Callable[..., tuple[_Scores, str]]) -> Iterator[dict[str, object]]:
         """Rows of the table, the arrays of a few layers in memory at a time."""
         needed = [*_NEEDED, *(["residual_sample"] if self.features == "stream" else [])]
         blocks = (  # whole layers: all heads are features of one model
-            Block(label, slice(None), True, (select_condition(self.data, condition)[needed].sel(layer=label),))
-            for condition in np.atleast_1d(self.data.condition.values)
-            for label in self.layers
+            Block(label, slice(None), True, (one[needed].sel(layer=label),))
+            for _, one in conditions(self.data)
+            for label in self.data.layer.values.tolist()
         )
         for block, (scores, note) in side_by_side(partial(score, queries=queries, features=self.features), blocks):
-            for row in _estimates(scores, level):
+            for row in _estimates(scores, self.inference.level):
                 row["note"] = "; ".join(text for text in (str(row["note"]), note) if text)
                 yield {"condition": str(block.parts[0].condition.values), "layer": block.layer, **row}
 
@@ -340,7 +326,7 @@ def _estimates(scores: _Scores, level: float) -> Iterator[dict[str, object]]:
     for k, name in enumerate(names):
         row = {"part": name, "estimate": estimate[k], "se": x.se[k], "low": x.low[k], "high": x.high[k], "p": x.p[k]}
         row["note"] = ""
-        varies = x.se[k] > _ROUNDING
+        varies = x.se[k] > ROUNDING
         if scores.auc is not None and name in FEATURE_SETS:
             row |= {"estimate": 0.5 + estimate[k]}
             if abs(estimate[k]) == 0.5:

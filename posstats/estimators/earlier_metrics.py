@@ -7,10 +7,13 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
+from posstats.arguments import labels, number, whole_number
 from posstats.dataset.blocks import Block, by_layer, head_blocks, read
-from posstats.dataset.terms import analysable, decompose, select_condition
-from posstats.errors import InputError
+from posstats.dataset.door import check_depths, chosen, whole_dump
+from posstats.dataset.parameters import explained
+from posstats.dataset.terms import decompose
 from posstats.estimators.leakage import leakage, magnitude, shares
+from posstats.estimators.rows import conditions
 from posstats.execution.parallel import side_by_side
 from posstats.results.comparison import EarlierMetricsResult, TrapResult
 from posstats.stats.earlier import (
@@ -21,9 +24,10 @@ from posstats.stats.earlier import (
     massive_activations,
     sink_rate,
 )
+from posstats.stats.inference.options import Inference
 from posstats.stats.pair_products.terms import Array
 from posstats.stats.synthetic.simulate import explicit_logits, record_logits
-from posstats.vocabulary import COORDINATES, RESIDUAL, SCHEMA_VERSION, TERMS, VARIABLES
+from posstats.vocabulary import COORDINATES, EARLY_BIN, RESIDUAL, SCHEMA_VERSION, TERMS, VARIABLES
 
 #: Tokens over which Gu et al. average the attention on position 0.
 SINK_LENGTH = 64
@@ -40,9 +44,9 @@ TRAPS = {
 _ATTENTION = ("logit", "sink_logit", "log_denominator_rest")
 _STREAM = ("trajectory", "residual_norm")
 _FEWEST_SEQUENCES = 8
-_EARLY = "[2, 16)"
 
 
+@explained
 def earlier_metrics(
     data: xr.Dataset,
     *,
@@ -81,14 +85,15 @@ def earlier_metrics(
 
     Parameters
     ----------
-    data : xarray.Dataset
-        A dump (:func:`posstats.open_dump`), not terms.
-    offsets : sequence of int, optional
-        Offsets of all metrics; all recorded ones if not given.
+    %(dump)s
+    %(offsets)s
     sink_length : int
         Queries of the sink rate; all of a shorter sequence.
-    level, n_resamples, n_permutations, seed, adjust
-        Of leakage and shares, as in :func:`posstats.leakage`.
+    %(level)s
+    %(n_resamples)s
+    %(n_permutations)s
+    %(seed)s
+    %(adjust)s
 
     Returns
     -------
@@ -121,32 +126,18 @@ def earlier_metrics(
     >>> bool(row.linear_delta_r2 < 0.01), bool(row.leakage_q < 0.05)  # the line misses what leaks
     (True, True)
     """
-    if sink_length < 1:
-        raise InputError(f"sink_length must be at least 1, not {sink_length}.")
-    if missing := [name for name in (*_ATTENTION, *_STREAM) if name not in data]:
-        raise InputError(f"This dataset is not a whole dump: it lacks {', '.join(missing)}.")
-    data = analysable(data, offsets)
-    ours, share = (
-        estimator(
-            data,
-            by="layer",
-            octaves=False,
-            level=level,
-            n_resamples=n_resamples,
-            n_permutations=n_permutations,
-            seed=seed,
-            adjust=adjust,
-        )
-        for estimator in (leakage, shares)
-    )
+    inference = Inference(level, None, n_resamples, n_permutations, adjust, seed)
+    sink_length = whole_number("sink_length", sink_length, 1)
+    data = chosen(whole_dump(data, _STREAM, "Earlier metrics read a dump"), "offset", offsets)
+    check_depths(data)
+    ours, share = (estimator(data, by="layer", octaves=False, **inference.options()) for estimator in (leakage, shares))
     rows = []
     job = partial(_attention_metrics, sink_length=min(sink_length, data.sizes["query"]))
-    for name in np.atleast_1d(data.condition.values):
-        one = select_condition(data, name)
+    for name, one in conditions(data):
         blocks = head_blocks(one[[*_ATTENTION]])
         for layer, parts in by_layer(side_by_side(job, blocks)):
             by_head = {metric: np.concatenate([part[metric] for part in parts]) for metric in parts[0]}
-            rows.append({"condition": str(name), "layer": layer} | _pooled(by_head) | _stream_metrics(one, layer))
+            rows.append({"condition": name, "layer": layer} | _pooled(by_head) | _stream_metrics(one, layer))
     table = pd.DataFrame(rows)
     key, limits = ["condition", "layer"], ["estimate", "low", "high"]
     leaks = ours.table[[*key, *limits, "q"]].rename(columns=lambda name: _named("leakage", name, key))
@@ -227,13 +218,11 @@ def trap_table(
     >>> round(float(table.linear_delta_r2["linear query term"]), 2)  # the earlier metric does not
     0.35
     """
-    if length < 18 or n < _FEWEST_SEQUENCES:
-        raise InputError(
-            f"length must be at least 18, to have early queries 2 .. 15 before the last, and n at least "
-            f"{_FEWEST_SEQUENCES}, for leakage to be significant; not {length} and {n}."
-        )
-    if noise < 0:
-        raise InputError(f"noise must not be negative, not {noise}.")
+    # Early queries 2 .. 15 lie before the last, and leakage can be significant.
+    length, n = whole_number("length", length, 18, 4096), whole_number("n", n, _FEWEST_SEQUENCES)
+    sink, slope, noise = number("sink", sink), number("slope", slope), number("noise", noise, 0)
+    seed = whole_number("seed", seed, 0, 2**64 - 1)
+    offsets = labels("offsets", offsets, range(length - 1), "whole numbers")
     position: Array = np.arange(length, dtype=np.float64)
     flat: Array = np.zeros(length)
     late: Array = np.log(position + 1.0)
@@ -255,7 +244,7 @@ def trap_table(
     share = shares(terms, octaves=False, n_resamples=1, n_permutations=999).table
     by_field["leakage"] = share[share.term == RESIDUAL].set_index("condition").leakage
     size = magnitude(terms, n_resamples=1, n_permutations=1).table
-    for name, part in (("share", share), ("magnitude", size[size.queries == _EARLY])):
+    for name, part in (("share", share), ("magnitude", size[size.queries == EARLY_BIN])):
         wide = part.pivot(index="condition", columns="term", values="estimate")
         for term in (*TERMS[1:], RESIDUAL):
             by_field[f"{name}_{term}"] = wide[term]
@@ -330,6 +319,7 @@ def _dataset(logits: Mapping[str, Array], offsets: Sequence[int]) -> xr.Dataset:
     recorded = record_logits(logits, offsets)
     labels = {"condition": list(logits), "document": recorded.document, "offset": list(offsets)}
     labels |= {"layer": [0], "head": np.arange(recorded.logit.shape[3]), "query": np.arange(recorded.logit.shape[4])}
+    labels["lag"] = labels["query"]
     return xr.Dataset(
         {name: (VARIABLES[name].dims, getattr(recorded, name)) for name in VARIABLES if hasattr(recorded, name)},
         coords={name: (COORDINATES[name][0], values) for name, values in labels.items()},

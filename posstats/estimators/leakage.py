@@ -6,21 +6,14 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from posstats.dataset.terms import (
-    analysable,
-    check_offsets_visible,
-    document_codes,
-    document_settings,
-    few_documents,
-    repeated_documents_note,
-    select_condition,
-)
-from posstats.errors import InputError
-from posstats.estimators.pair_products import Estimate, Inference, estimates, magnitude_bins, share_bins
+from posstats.arguments import choice, flag, items, labels
+from posstats.dataset.door import check_by
+from posstats.dataset.parameters import explained
+from posstats.dataset.terms import select_condition
+from posstats.estimators.pair_products import Estimate, estimates, magnitude_bins, share_bins
+from posstats.estimators.rows import adjusted, conditions, ordered, prepare, withheld
 from posstats.results.base import LeakageResult, MagnitudeResult, RemovalResult, ShareResult
-from posstats.stats.inference.documents import effective_documents
-from posstats.stats.inference.multiplicity import adjust as adjust_p
-from posstats.stats.inference.resample import DEFAULT_METHODS
+from posstats.stats.inference.options import Inference
 from posstats.stats.pair_products.components import (
     MAGNITUDE_COMPONENTS,
     SHARE_COMPONENTS,
@@ -36,10 +29,9 @@ _SHARE_TERMS = (*TERMS, RESIDUAL)
 #: Magnitudes with a calibrated test of their being 0.
 _TESTED_MAGNITUDES = [MAGNITUDE_COMPONENTS.index(name) for name in (LOG_ATTENTION, "logit_drift", RESIDUAL)]
 _RESIDUAL_COLUMNS = [SHARE_COMPONENTS.index(name) for name in RESIDUAL_TERMS]
-#: What float64 leaves of sums of order 1 that should vanish: a spread, or nats squared, up to it is rounding.
-_ROUNDING = 1e-12
 
 
+@explained
 def leakage(
     data: xr.Dataset,
     *,
@@ -61,19 +53,16 @@ def leakage(
 
     Parameters
     ----------
-    data : xarray.Dataset
-        Terms (:func:`posstats.decompose`) or a dump; every condition in it is estimated.
-    by : sequence of {"layer", "head"}
-        Dimensions kept apart; the others are summed over.
-    octaves : bool
-        Whether to add octave bins of queries to the headline bin "all" (``max offset < i < T - 1``).
-    offsets : sequence of int, optional
-        Offsets summed over; all of `data` if not given.
-    level, method, n_resamples, n_permutations, seed
-        See :class:`posstats.estimators.pair_products.Inference`; the method is by default the one
-        whose measured coverage is best (docs/calibration.md). The resampling unit is the document.
-    adjust : {"bh", "by", "holm"}
-        Adjustment over the family of all rows of one condition and bin.
+    %(data)s
+    %(by)s
+    %(octaves)s
+    %(offsets)s
+    %(level)s
+    %(method)s
+    %(n_resamples)s
+    %(n_permutations)s
+    %(seed)s
+    %(adjust)s
 
     Returns
     -------
@@ -100,18 +89,22 @@ def leakage(
     >>> bool(result.table.p.iloc[0] < 0.05)
     True
     """
-    inference = Inference(level, method or DEFAULT_METHODS["leakage"], n_resamples, n_permutations, seed)
-    terms, notes, settings = prepare(data, offsets, adjust)
+    inference = Inference(level, method, n_resamples, n_permutations, adjust, seed).of("leakage")
+    grouped, octaves = check_by(by), flag("octaves", octaves)
+    terms, notes, settings = prepare(data, offsets, inference)
     rows = []
-    for condition, one in _conditions(terms):
+    for condition, one in conditions(terms):
         bins = share_bins(one, octaves)
-        for cell in estimates([one], leakage_statistics, _leakage, bins=bins, by=by, inference=inference, squared=True):
+        for cell in estimates(
+            [one], leakage_statistics, _leakage, bins=bins, by=grouped, inference=inference, squared=True
+        ):
             rows.append(_row(condition, cell, 0) | {"p": cell.absence_p[0]})
-    table = adjusted(pd.DataFrame(rows), ["condition", "queries"], adjust, {"p": "q"})
+    table = adjusted(pd.DataFrame(rows), ["condition", "queries"], inference, {"p": "q"})
     notes += inference.few_flips(table.groupby(["condition", "queries"]).size().max())
     return LeakageResult(table, settings | inference.settings(), notes)
 
 
+@explained
 def shares(
     data: xr.Dataset,
     *,
@@ -133,8 +126,16 @@ def shares(
 
     Parameters
     ----------
-    data, by, octaves, offsets, level, method, n_resamples, n_permutations, seed, adjust
-        As in :func:`leakage`.
+    %(data)s
+    %(by)s
+    %(octaves)s
+    %(offsets)s
+    %(level)s
+    %(method)s
+    %(n_resamples)s
+    %(n_permutations)s
+    %(seed)s
+    %(adjust)s
 
     Returns
     -------
@@ -155,25 +156,27 @@ def shares(
     >>> abs(float(sums) - 1) < 1e-6
     True
     """
-    inference = Inference(level, method or DEFAULT_METHODS["share"], n_resamples, n_permutations, seed)
-    terms, notes, settings = prepare(data, offsets, adjust)
+    inference = Inference(level, method, n_resamples, n_permutations, adjust, seed).of("share")
+    grouped, octaves = check_by(by), flag("octaves", octaves)
+    terms, notes, settings = prepare(data, offsets, inference)
     rows = []
-    for condition, one in _conditions(terms):
+    for condition, one in conditions(terms):
         bins = share_bins(one, octaves)
-        for cell in estimates([one], share_statistics, _shares, bins=bins, by=by, inference=inference):
+        for cell in estimates([one], share_statistics, _shares, bins=bins, by=grouped, inference=inference):
             for k, term in enumerate(_SHARE_TERMS):
                 row = _row(condition, cell, k + 1) | {"term": term, "p": cell.interval.p[k + 1]}
                 rows.append(row | {"leakage": cell.interval.estimate[0], "leakage_p": cell.absence_p[0]})
     table = pd.DataFrame(rows)
-    table = adjusted(table, ["condition", "queries", "term"], adjust, {"leakage_p": "leakage_q"})
-    table = _withheld(table, table.leakage_q, table.leakage, level, "leakage is not significant")
+    table = adjusted(table, ["condition", "queries", "term"], inference, {"leakage_p": "leakage_q"})
+    table = withheld(table, table.leakage_q, table.leakage, inference, "leakage is not significant")
     # The share of `relative` is 0 by construction, not by estimation: there is nothing to test.
     table.loc[table.term == "relative", "p"] = np.nan
-    table = adjusted(table, ["condition", "queries", "term"], adjust, {"p": "q"})
+    table = adjusted(table, ["condition", "queries", "term"], inference, {"p": "q"})
     notes += inference.few_flips(table.groupby(["condition", "queries", "term"]).size().max())
-    return ShareResult(_ordered(table.drop(columns="leakage_p")), settings | inference.settings(), notes)
+    return ShareResult(ordered(table.drop(columns="leakage_p")), settings | inference.settings(), notes)
 
 
+@explained
 def magnitude(
     data: xr.Dataset,
     *,
@@ -193,8 +196,15 @@ def magnitude(
 
     Parameters
     ----------
-    data, by, offsets, level, method, n_resamples, n_permutations, seed, adjust
-        As in :func:`leakage`.
+    %(data)s
+    %(by)s
+    %(offsets)s
+    %(level)s
+    %(method)s
+    %(n_resamples)s
+    %(n_permutations)s
+    %(seed)s
+    %(adjust)s
 
     Returns
     -------
@@ -216,17 +226,18 @@ def magnitude(
     >>> result.table.queries.unique().tolist()
     ['[2, 4)', '[4, 8)', '[8, 16)', '[16, 32)', '[32, 63)', '[2, 16)']
     """
-    inference = Inference(level, method or DEFAULT_METHODS["magnitude"], n_resamples, n_permutations, seed)
-    terms, notes, settings = prepare(data, offsets, adjust)
+    inference = Inference(level, method, n_resamples, n_permutations, adjust, seed).of("magnitude")
+    grouped = check_by(by)
+    terms, notes, settings = prepare(data, offsets, inference)
     rows = []
-    for condition, one in _conditions(terms):
+    for condition, one in conditions(terms):
         bins = magnitude_bins(one)
         for cell in estimates(
             [one],
             magnitude_statistics,
             _magnitudes,
             bins=bins,
-            by=by,
+            by=grouped,
             inference=inference,
             tested=_TESTED_MAGNITUDES,
             squared=True,
@@ -235,11 +246,12 @@ def magnitude(
             for k, term in enumerate(MAGNITUDE_COMPONENTS):
                 p = absence_p.get(k, np.nan)
                 rows.append(_row(condition, cell, k) | {"term": term, "p": p})
-    table = adjusted(pd.DataFrame(rows), ["condition", "queries", "term"], adjust, {"p": "q"})
+    table = adjusted(pd.DataFrame(rows), ["condition", "queries", "term"], inference, {"p": "q"})
     notes += inference.few_flips(table.groupby(["condition", "queries", "term"]).size().max())
-    return MagnitudeResult(_ordered(table), settings | inference.settings(), notes)
+    return MagnitudeResult(ordered(table), settings | inference.settings(), notes)
 
 
+@explained
 def removal(
     data: xr.Dataset,
     condition: str | Sequence[str],
@@ -269,8 +281,14 @@ def removal(
         One or several conditions, such as "bos=mean".
     baseline : str
         Condition compared with.
-    by, offsets, level, method, n_resamples, n_permutations, seed, adjust
-        As in :func:`leakage`.
+    %(by)s
+    %(offsets)s
+    %(level)s
+    %(method)s
+    %(n_resamples)s
+    %(n_permutations)s
+    %(seed)s
+    %(adjust)s
 
     Returns
     -------
@@ -291,15 +309,17 @@ def removal(
     >>> bool(early.low < 0.4 < early.high)  # what the simulation removes
     True
     """
-    inference = Inference(level, method or DEFAULT_METHODS["removal"], n_resamples, n_permutations, seed)
-    terms, notes, settings = prepare(data, offsets, adjust)
-    names = [condition] if isinstance(condition, str) else list(condition)
-    if baseline in names:
-        raise InputError(f"Removal compares a condition with {baseline!r}; it cannot be {baseline!r} itself.")
+    inference = Inference(level, method, n_resamples, n_permutations, adjust, seed).of("removal")
+    grouped = check_by(by)
+    terms, notes, settings = prepare(data, offsets, inference)
+    there = terms.condition.values.tolist()
+    baseline = choice("baseline", baseline, there)
+    names = items("condition", condition, "text")
+    labels("condition", names, [name for name in there if name != baseline], "text")
     sources = [select_condition(terms, name) for name in (baseline, *names)]
     rows = []
     for cell in estimates(
-        sources, residual_statistics, _removal, bins=magnitude_bins(sources[0]), by=by, inference=inference,
+        sources, residual_statistics, _removal, bins=magnitude_bins(sources[0]), by=grouped, inference=inference,
     ):  # fmt: skip
         magnitudes = cell.interval.estimate[len(names) :]
         for k, name in enumerate(names):
@@ -307,11 +327,11 @@ def removal(
             rows.append(row | {"baseline_magnitude": magnitudes[0], "baseline_p": cell.absence_p[0]})
     rows.sort(key=lambda row: names.index(str(row["condition"])))
     family = ["condition", "queries"]
-    table = adjusted(pd.DataFrame(rows), family, adjust, {"baseline_p": "baseline_q"})
-    table = _withheld(table, table.baseline_q, table.baseline_magnitude, level, "nothing to remove at baseline")
-    table = adjusted(table, family, adjust, {"p": "q"}).drop(columns="baseline_p")
+    table = adjusted(pd.DataFrame(rows), family, inference, {"baseline_p": "baseline_q"})
+    table = withheld(table, table.baseline_q, table.baseline_magnitude, inference, "nothing to remove at baseline")
+    table = adjusted(table, family, inference, {"p": "q"}).drop(columns="baseline_p")
     notes += inference.few_flips(table.groupby(family).size().max())
-    return RemovalResult(_ordered(table), settings | inference.settings() | {"baseline": baseline}, notes)
+    return RemovalResult(ordered(table), settings | inference.settings() | {"baseline": baseline}, notes)
 
 
 def _leakage(sums: Array) -> Array:
@@ -341,37 +361,6 @@ def _removal(sums: Array) -> Array:
     return np.concatenate([removed, residual], axis=-1)
 
 
-def prepare(
-    data: xr.Dataset, offsets: Sequence[int] | None, adjust: str | None
-) -> tuple[xr.Dataset, tuple[str, ...], dict[str, object]]:
-    """Terms, notes and settings shared by all estimates; every check that needs no computation happens here."""
-    if adjust is not None:
-        adjust_p([], adjust)
-    terms = analysable(data, offsets)
-    check_offsets_visible(terms)
-    codes, n_documents = document_codes(terms)
-    notes = few_documents(n_documents, effective_documents(np.bincount(codes))) + repeated_documents_note(terms)
-    settings = document_settings(codes) | {"offsets": tuple(terms.offset.values.tolist())}
-    settings |= {} if adjust is None else {"adjustment": adjust}
-    return terms, notes, settings
-
-
-def _conditions(terms: xr.Dataset) -> list[tuple[str, xr.Dataset]]:
-    return [(str(name), select_condition(terms, name)) for name in np.atleast_1d(terms.condition.values)]
-
-
-def _withheld(table: pd.DataFrame, q: pd.Series, whole: pd.Series, level: float, why: str) -> pd.DataFrame:
-    """Withhold a ratio whose denominator is not significantly above 0, or its test where nothing varies; say so."""
-    weak = ~(q < 1 - level) | ~(whole > _ROUNDING)
-    table.loc[weak, ["estimate", "se", "low", "high", "p"]] = np.nan
-    point = ~weak & (table.se <= _ROUNDING) & (table.get("term", "") != "relative")
-    table.loc[point, "p"] = np.nan  # a division by rounding would make what is rounding the most significant of all
-    table["note"] = np.select(
-        [weak, point], [f"withheld: {why}", "documents do not differ beyond rounding: no test"], ""
-    )
-    return table
-
-
 def _row(condition: str, cell: Estimate, value: int) -> dict[str, object]:
     x = cell.interval
     return {
@@ -383,16 +372,3 @@ def _row(condition: str, cell: Estimate, value: int) -> dict[str, object]:
         "low": x.low[value],
         "high": x.high[value],
     }
-
-
-def adjusted(table: pd.DataFrame, family: list[str], method: str, columns: dict[str, str]) -> pd.DataFrame:
-    """Add q columns, adjusted within each family of rows."""
-    for p, q in columns.items():
-        table[q] = table.groupby(family, sort=False)[p].transform(lambda x: adjust_p(x.to_numpy(float), method).q)
-    return table
-
-
-def _ordered(table: pd.DataFrame) -> pd.DataFrame:
-    """Key columns first."""
-    first = [name for name in ("condition", "layer", "head", "queries", "term") if name in table]
-    return table[first + [name for name in table if name not in first]]

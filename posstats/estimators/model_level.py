@@ -9,22 +9,18 @@ import pandas as pd
 import xarray as xr
 from numpy.typing import NDArray
 
+from posstats.arguments import choice
 from posstats.dataset.blocks import Block, by_layer, field_blocks
-from posstats.dataset.terms import select_condition
-from posstats.errors import DesignError, InputError, NumericalError
-from posstats.estimators.leakage import prepare
+from posstats.dataset.parameters import explained
+from posstats.errors import DesignError, NumericalError
+from posstats.estimators.rows import conditions, prepare
 from posstats.execution.parallel import side_by_side
 from posstats.results.comparison import ModelLevelResult, ModelSlopeResult
 from posstats.stats.inference.mixed import fit_mixed
 from posstats.stats.inference.multiplicity import adjust as adjust_p
+from posstats.stats.inference.options import Inference
 from posstats.stats.inference.replicates import sums_at
-from posstats.stats.inference.resample import (
-    check_interval_options,
-    corrected_error,
-    document_pairs,
-    jackknife_error,
-    leave_out_weights,
-)
+from posstats.stats.inference.resample import corrected_error, document_pairs, jackknife_error, leave_out_weights
 from posstats.stats.inference.sign_flips import SignFlips, random_signs, sign_flip_test
 from posstats.stats.pair_products.components import (
     SHARE_COMPONENTS,
@@ -47,6 +43,7 @@ _TERMS = {
 _FEWEST_LAYERS = 3
 
 
+@explained
 def model_level(
     data: xr.Dataset,
     *,
@@ -67,20 +64,17 @@ def model_level(
 
     Parameters
     ----------
-    data : xarray.Dataset
-        Terms (:func:`posstats.decompose`) or a dump; one fit per condition.
+    %(data)s
     term : str
         A term of log attention or `residual`; for slopes `log_attention` too.
     measure : {"share", "slope"}
         The share of leakage (unitless), or the slope on log2(i + 1) in nats per doubling.
-    offsets : sequence of int, optional
-        Offsets summed (share) or averaged (slope) over; all of `data` if not given.
-    level : float
-        Level of the interval, and ``1 - level`` of the leakage test.
-    n_permutations, seed
-        Sign flips of the leakage test of every head.
-    adjust : {"bh", "by", "holm"}
-        Adjustment of the leakage tests over the family: all heads of one condition.
+    %(offsets)s
+    %(level)s
+    %(n_permutations)s
+    %(seed)s
+    %(adjust)s
+        The family is the leakage tests of all heads of one condition.
 
     Returns
     -------
@@ -121,36 +115,31 @@ def model_level(
     >>> bool(row.low < row.estimate < row.high), int(row.n_heads + row.n_excluded)
     (True, 16)
     """
-    if measure not in MEASURES:
-        raise InputError(f"measure must be one of {', '.join(MEASURES)}, not {measure!r}.")
-    if term not in _TERMS[measure]:
-        raise InputError(f"term must be one of {', '.join(_TERMS[measure])} for a {measure}, not {term!r}.")
-    if seed < 0:
-        raise InputError(f"seed must not be negative, not {seed}.")
-    check_interval_options("jackknife", level)
-    terms, notes, settings = prepare(data, offsets, adjust)
+    inference = Inference(level, n_permutations=n_permutations, adjust=adjust, seed=seed)
+    measure = choice("measure", measure, MEASURES)
+    term = choice(f"term of a {measure}", term, _TERMS[measure])
+    terms, notes, settings = prepare(data, offsets, inference)
     if terms.sizes["layer"] < _FEWEST_LAYERS:
         raise DesignError(f"{terms.sizes['layer']} layer(s) cannot show how layers vary; at least 3 are needed.")
     queries = analysed_queries(terms.sizes["query"], terms.offset.values)
-    signs = random_signs(int(str(settings["n_documents"])), n_permutations, seed)
+    signs = random_signs(int(str(settings["n_documents"])), inference.n_permutations, inference.seed)
     rows, heads = [], []
-    for name in np.atleast_1d(terms.condition.values):
-        one = select_condition(terms, name)
+    for name, one in conditions(terms):
         measured = _shares(one, queries, term, signs) if measure == "share" else _slopes(one, queries, term)
         frames, values = zip(*measured, strict=True)
         frame = pd.concat([part.assign(head=terms["head"].values) for part in frames], ignore_index=True)
         estimates = _Estimates.join(values)
         frame["estimate"], frame["se"], frame["note"] = estimates.at_all, estimates.error(), ""
         if measure == "share":
-            frame["leakage_q"] = adjust_p(frame.pop("leakage_p"), adjust).q
-            weak = ~(frame.leakage_q < 1 - level) | ~(frame.leakage > 0)
+            frame["leakage_q"] = adjust_p(frame.pop("leakage_p"), inference.adjust).q
+            weak = ~(frame.leakage_q < 1 - inference.level) | ~(frame.leakage > 0)
             frame.loc[weak, ["estimate", "se"]] = np.nan
             frame.loc[weak, "note"] = "withheld: leakage is not significant"
-        rows.append({"condition": str(name), "term": term} | _fit(frame, estimates, level))
-        heads.append(frame.assign(condition=str(name)))
+        rows.append({"condition": name, "term": term} | _fit(frame, estimates, inference.level))
+        heads.append(frame.assign(condition=name))
     columns = ("condition", "layer", "head", "estimate", "se", "leakage", "leakage_q", "note")
     by_head = pd.concat(heads, ignore_index=True)
-    settings |= {"measure": measure, "level": level, "seed": seed}
+    settings |= {"measure": measure, "level": inference.level, "seed": inference.seed}
     settings["standard_errors"] = "mixed model of heads within layers, jackknife over documents, t(df)"
     result = ModelLevelResult if measure == "share" else ModelSlopeResult
     return result(pd.DataFrame(rows), settings, notes, by_head[[name for name in columns if name in by_head]])

@@ -14,12 +14,11 @@ import xarray as xr
 
 from posstats.dataset.blocks import Block, field_blocks
 from posstats.dataset.terms import document_codes
-from posstats.errors import DesignError, InputError
+from posstats.errors import DesignError
 from posstats.execution.parallel import side_by_side
+from posstats.stats.inference.options import Inference
 from posstats.stats.inference.resample import (
-    DEFAULT_METHOD,
     Interval,
-    check_interval_options,
     document_pairs,
     document_weights,
     interval,
@@ -31,70 +30,13 @@ from posstats.stats.inference.sign_flips import random_signs, sign_flip_test
 from posstats.stats.pair_products.components import LayerField, Statistics, analysed_queries, octave_bins
 from posstats.stats.pair_products.evaluate import evaluate, pair_products
 from posstats.stats.pair_products.terms import Array
+from posstats.vocabulary import EARLY, EARLY_BIN
 
 #: Products of documents that a bin makes per head, at most: the components, and what is tested.
 _PRODUCTS = 8
-#: Interval methods that leave documents out and draw no replicates.
-JACKKNIFES = ("jackknife", "corrected_jackknife")
-#: Early queries, where the paper looks at BOS replacement.
-EARLY = (2, 16)
 StatisticsKernel = Callable[[LayerField, np.ndarray, np.ndarray], Statistics]
 #: Components summed over a group, shape (..., source, component) -> values of the estimand, shape (..., value).
 Estimand = Callable[[Array], Array]
-
-
-@dataclass(frozen=True, slots=True)
-class Inference:
-    """How estimates are resampled and tested.
-
-    Attributes
-    ----------
-    level : float
-        Confidence level.
-    method : str
-        Interval method, one of :data:`posstats.stats.inference.resample.INTERVAL_METHODS`.
-    n_resamples : int
-        Bootstrap replicates; the jackknifes need none.
-    n_permutations : int
-        Sign flips of the leakage test.
-    seed : int
-        One seed gives one result.
-    """
-
-    level: float = 0.95
-    method: str = DEFAULT_METHOD
-    n_resamples: int = 2000
-    n_permutations: int = 9999
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_interval_options(self.method, self.level)
-        for name in ("n_resamples", "n_permutations"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} must be at least 1, not {getattr(self, name)}.")
-        if self.seed < 0:
-            raise InputError(f"seed must not be negative, not {self.seed}.")
-
-    def settings(self) -> dict[str, object]:
-        """What a result says about its intervals."""
-        replicates = {} if self.method in JACKKNIFES else {"n_resamples": self.n_resamples}
-        return {
-            "level": self.level,
-            "interval": self.method,
-            **replicates,
-            "n_permutations": self.n_permutations,
-            "seed": self.seed,
-            "resampling_unit": "document",
-        }
-
-    def few_flips(self, family: int) -> tuple[str, ...]:
-        """A note where a family of tests is so large that one alone could never be significant."""
-        if family <= (1 - self.level) * (self.n_permutations + 1):
-            return ()
-        return (
-            f"{self.n_permutations} sign flips cannot make a single one of {family} tests significant; "
-            f"n_permutations of {20 * family} or more would",
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +62,7 @@ def magnitude_bins(terms: xr.Dataset) -> list[Bin]:
     # An offset must exist at every late query too, since their mean is subtracted.
     offsets = terms.offset.values[terms.offset.values < (length + 1) // 2]
     bins = _octaves(length, offsets)
-    early = Bin(f"[{EARLY[0]}, {EARLY[1]})", np.arange(*EARLY), offsets[offsets < EARLY[0]])
+    early = Bin(EARLY_BIN, np.arange(*EARLY), offsets[offsets < EARLY[0]])
     if length - 1 >= EARLY[1] and len(early.offsets):
         bins.append(early)
     if not bins:
@@ -152,15 +94,6 @@ class Estimate:
     bin: Bin
     interval: Interval
     absence_p: Array
-
-
-def check_by(by: Sequence[str]) -> tuple[str, ...]:
-    """Validate grouping dimensions: a subset of layer and head, in that order."""
-    by = (by,) if isinstance(by, str) else tuple(by)
-    unknown = sorted(set(by) - {"layer", "head"})
-    if unknown:
-        raise InputError(f"Cannot group by {', '.join(unknown)}; by= takes any of 'layer' and 'head'.")
-    return tuple(dim for dim in ("layer", "head") if dim in by)
 
 
 @dataclass(slots=True)
@@ -216,7 +149,6 @@ def estimates(
     Estimate
         Per group, then per bin.
     """
-    by = check_by(by)
     _check_paired(sources)
     _, n_documents = document_codes(sources[0])
     resampling = _Resampling.of(inference, n_documents)
@@ -298,16 +230,16 @@ class _Resampling:
     @staticmethod
     @lru_cache(maxsize=2)  # every job asks for the same
     def of(inference: Inference, n_documents: int) -> "_Resampling":
-        if inference.method == "jackknife":
+        if inference.interval == "jackknife":
             return _Resampling(inference, np.empty((0, n_documents)), None)
-        if inference.method == "corrected_jackknife":
+        if inference.interval == "corrected_jackknife":
             pairs = document_pairs(n_documents)
             return _Resampling(inference, pair_weights(n_documents, pairs), pairs)
         return _Resampling(inference, document_weights(n_documents, inference.n_resamples, inference.seed), None)
 
     @property
     def studentized(self) -> bool:
-        return self.inference.method == "studentized"
+        return self.inference.interval == "studentized"
 
     def interval(self, sums: _Sums, estimand: Estimand, squared: bool) -> Interval:
         """Intervals of the estimand, (cell, value)."""
@@ -324,7 +256,7 @@ class _Resampling:
             pairs=self.pairs,
             pair_left_out=None if self.pairs is None else replicates,
             squared=squared,
-            method=self.inference.method,
+            method=self.inference.interval,
             level=self.inference.level,
         )
 

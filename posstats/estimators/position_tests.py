@@ -9,19 +9,20 @@ import xarray as xr
 from scipy import stats as sps
 from statsmodels.regression.linear_model import RegressionResultsWrapper
 
+from posstats.arguments import choice
 from posstats.dataset.blocks import Block, by_layer, field_blocks
+from posstats.dataset.parameters import explained
 from posstats.dataset.terms import document_codes, select_condition
-from posstats.errors import InputError
-from posstats.estimators.leakage import adjusted, prepare
+from posstats.estimators.rows import adjusted, conditions, prepare
 from posstats.execution.parallel import side_by_side
 from posstats.results.base import PositionResult
 from posstats.stats.inference.documents import leverage_note
-from posstats.stats.inference.resample import check_interval_options
+from posstats.stats.inference.options import Inference
 from posstats.stats.pair_products.components import LayerField, analysed_queries, by_row
 from posstats.stats.pair_products.terms import Array, Reference
 from posstats.stats.pair_products.terms import reference as build_reference
 from posstats.stats.regression import Basis, PositionFit, fit_coefficients, fit_rows, position_basis
-from posstats.vocabulary import LOG_ATTENTION, TERMS
+from posstats.vocabulary import LOG_ATTENTION, TERMS, Note
 
 _TERMS = (LOG_ATTENTION, *TERMS)
 #: What a slope treats the stationary reference as.
@@ -30,6 +31,7 @@ REFERENCES = ("estimated", "fixed")
 _ROUNDING = 1e-10
 
 
+@explained
 def position_tests(
     data: xr.Dataset,
     *,
@@ -47,19 +49,16 @@ def position_tests(
 
     Parameters
     ----------
-    data : xarray.Dataset
-        Terms (:func:`posstats.decompose`) or a dump; every condition in it is tested.
+    %(data)s
     reference : {"estimated", "fixed"}
         Whether the standard errors of `mask`, `sink` and `denominator_drift` include that the stationary reference is
         estimated from the same documents (delete-one pseudo-values), or take it as known: "fixed" is ordinary least
         squares on the values of every term. The slopes of `log_attention` and `logit_drift` do not involve the
         reference and are the same either way.
-    offsets : sequence of int, optional
-        Offsets in the regression; all of `data` if not given.
-    level : float
-        Level of the interval of the slope, from t(`df`).
-    adjust : {"bh", "by", "holm"}
-        Adjustment over the family: all heads of one condition and term.
+    %(offsets)s
+    %(level)s
+    %(adjust)s
+        The family is all heads of one condition and term.
 
     Returns
     -------
@@ -87,31 +86,30 @@ def position_tests(
     >>> bool(abs(slopes["log_attention"] - slopes.drop("log_attention").sum()) < 1e-9)
     True
     """
-    if reference not in REFERENCES:
-        raise InputError(f"reference must be one of {', '.join(REFERENCES)}, not {reference!r}.")
-    check_interval_options("jackknife", level)
-    terms, notes, settings = prepare(data, offsets, adjust)
+    inference = Inference(level, adjust=adjust)
+    reference = choice("reference", reference, REFERENCES)
+    terms, notes, settings = prepare(data, offsets, inference)
     queries = analysed_queries(terms.sizes["query"], terms.offset.values)
     job = partial(_fits, queries=queries, reference=reference)
     rows, carried = [], []
-    for condition in np.atleast_1d(terms.condition.values):
-        fitted = side_by_side(job, field_blocks(select_condition(terms, condition)))
+    for condition, one in conditions(terms):
+        fitted = side_by_side(job, field_blocks(one))
         for layer, fits in by_layer(fitted):
             carried += [np.where(np.isnan(linear.p), np.nan, linear.leverage).ravel() for linear, _ in fits]
             heads = ((fit, at) for fit in fits for at in range(len(fit[0].coefficients)))
             for label, ((linear, spline), head) in zip(terms["head"].values.tolist(), heads, strict=True):
                 for k, term in enumerate(_TERMS):
                     rows.append(
-                        {"condition": str(condition), "layer": layer, "head": label, "term": term}
-                        | _row(linear, spline, (head, k), level)
+                        {"condition": condition, "layer": layer, "head": label, "term": term}
+                        | _row(linear, spline, (head, k), inference.level)
                     )
     table = pd.DataFrame(rows)
     # `relative` is constant in the query by construction: its slope is exactly 0 and there is nothing to test.
     table.loc[table.term == "relative", ["p", "spline_p"]] = np.nan
-    table = adjusted(table, ["condition", "term"], adjust, {"p": "q", "spline_p": "spline_q"})
+    table = adjusted(table, ["condition", "term"], inference, {"p": "q", "spline_p": "spline_q"})
     errors = "clustered by document (CR2), t with Bell and McCaffrey's degrees of freedom"
-    settings |= {"level": level, "reference": reference, "standard_errors": errors}
-    notes += leverage_note(np.concatenate(carried), "slopes")
+    settings |= {"level": inference.level, "reference": reference, "standard_errors": errors}
+    notes += tuple(Note(text, "inference") for text in leverage_note(np.concatenate(carried), "slopes"))
     return PositionResult(table, settings, notes, partial(_model, terms, queries, reference))
 
 

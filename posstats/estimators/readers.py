@@ -11,18 +11,19 @@ import pandas as pd
 import xarray as xr
 from numpy.typing import NDArray
 
+from posstats.arguments import fraction
 from posstats.dataset.blocks import Block, by_layer, field_blocks
-from posstats.dataset.terms import analysable, check_offsets_visible, select_condition
+from posstats.dataset.door import chosen, tolerance_of, whole_dump
+from posstats.dataset.parameters import explained
+from posstats.dataset.terms import check_offsets_visible, select_condition
 from posstats.errors import InputError
-from posstats.estimators.leakage import adjusted
-from posstats.estimators.pair_products import Inference
-from posstats.estimators.sinks import Documents, attention_on_position_0, require, tolerance_of
+from posstats.estimators.rows import Documents, adjusted
+from posstats.estimators.sinks import attention_on_position_0
 from posstats.execution.parallel import side_by_side
 from posstats.results.position0 import ReaderResult
 from posstats.stats.earlier import SINK_EPSILON
-from posstats.stats.inference.multiplicity import adjust as adjust_p
+from posstats.stats.inference.options import Inference
 from posstats.stats.inference.replicates import Replicates
-from posstats.stats.inference.resample import DEFAULT_METHODS
 from posstats.stats.inference.sign_flips import SignFlips, random_signs, sign_flip_test
 from posstats.stats.pair_products.components import analysed_queries
 from posstats.stats.pair_products.terms import Array
@@ -35,6 +36,7 @@ _NUMBERS = ("estimate", "se", "low", "high", "p")
 _REPLACED = re.compile(r"bos=token:\d+|trajectory=token:\d+@\d+")
 
 
+@explained
 def readers(
     data: xr.Dataset,
     *,
@@ -61,18 +63,18 @@ def readers(
 
     Parameters
     ----------
-    data : xarray.Dataset
-        A dump with the baseline and such conditions, not terms.
-    epsilon : float
-        Sink-reading are the heads whose mean attention on position 0 over i >= 16 under the baseline exceeds this: the
-        estimate, as a definition of the two groups.
-    offsets : sequence of int, optional
-        Offsets averaged over; all of `data` if not given.
-    level, method, n_resamples, n_permutations, seed
-        See :class:`posstats.estimators.pair_products.Inference`; by default the corrected jackknife, as for every pair
-        product. The resampling unit is the document, the same ones on both sides.
-    adjust : {"bh", "by", "holm"}
-        Adjustment over the family: the conditions of one quantity.
+    %(dump)s
+        It must hold the baseline and such conditions.
+    %(epsilon)s
+        Here that of the estimate under the baseline, as a definition of the two groups.
+    %(offsets)s
+    %(level)s
+    %(method)s
+    %(n_resamples)s
+    %(n_permutations)s
+    %(seed)s
+    %(adjust)s
+        The family is the conditions of one quantity.
 
     Returns
     -------
@@ -111,39 +113,37 @@ def readers(
     >>> result.table.quantity.tolist()
     ['sink_reading', 'other', 'difference', 'ratio']
     """
-    adjust_p([], adjust)
-    if not 0 < epsilon < 1:
-        raise InputError(f"epsilon must lie between 0 and 1, not {epsilon}.")
-    inference = Inference(level, method or DEFAULT_METHODS["contrast"], n_resamples, n_permutations, seed)
-    require(data, ("logit", "sink_logit", "log_denominator_rest"), "The readers of position 0 are found from a dump")
-    conditions = [str(name) for name in np.atleast_1d(data.condition.values)]
-    names = [name for name in conditions if _REPLACED.fullmatch(name)]
-    if BASELINE not in conditions or not names:
+    inference = Inference(level, method, n_resamples, n_permutations, adjust, seed).of("contrast")
+    epsilon = fraction("epsilon", epsilon)
+    data = whole_dump(data, what="Readers of position 0 are estimated from a dump")
+    there = data.condition.values.tolist()
+    names = [name for name in there if _REPLACED.fullmatch(name)]
+    if BASELINE not in there or not names:
         raise InputError(
             f"Readers compare {BASELINE!r} with conditions trajectory=token:ID@L or bos=token:ID of the same dump; it "
-            f"has {', '.join(conditions)}."
+            f"has {', '.join(there)}."
         )
-    recorded = analysable(data.sel(condition=[BASELINE, *names]), offsets)
+    recorded = chosen(data.sel(condition=[BASELINE, *names]), "offset", offsets)
     check_offsets_visible(recorded)
     design = Documents.of(data, inference)
-    chosen = attention_on_position_0(select_condition(data, BASELINE)).mean(axis=0) > epsilon
-    replaced = [_Replaced.of(name, chosen, data.layer.values) for name in names]
+    reading = attention_on_position_0(select_condition(data, BASELINE)).mean(axis=0) > epsilon
+    replaced = [_Replaced.of(name, reading, data.layer.values) for name in names]
     rounding = tolerance_of(data)[1] ** 2
-    signs = random_signs(len(design.sequences), n_permutations, seed)
+    signs = random_signs(len(design.sequences), inference.n_permutations, inference.seed)
     rows = [
         _key(one, quantity) | row
         for one, moved in zip(replaced, _displacements(recorded, replaced, inference, design), strict=True)
         for quantity, row in zip(_QUANTITIES, _cells(one, moved, design, signs, rounding), strict=True)
     ]
-    table = adjusted(pd.DataFrame(rows), ["quantity"], adjust, {"p": "q"})
-    table = adjusted(_without_ratios_of_nothing(table, level), ["quantity"], adjust, {"p": "q"})
+    table = adjusted(pd.DataFrame(rows), ["quantity"], inference, {"p": "q"})
+    table = adjusted(_without_ratios_of_nothing(table, inference.level), ["quantity"], inference, {"p": "q"})
     columns = ["condition", "quantity", "token", "depth", "unit", *_NUMBERS, "q", "n_heads", "n_layers", "note"]
     settings = design.settings | {
-        "n_permutations": n_permutations,
+        "n_permutations": inference.n_permutations,
         "offsets": tuple(recorded.offset.values.tolist()),
         "sink_epsilon": epsilon,
         "baseline": BASELINE,
-        "adjustment": adjust,
+        "adjustment": inference.adjust,
     }
     return ReaderResult(table[columns], settings, design.notes)
 
@@ -216,7 +216,7 @@ def _moved(block: Block, *, queries: NDArray[np.int64], inference: Inference) ->
     baseline, *conditions = block.fields()
     moved = (Displacement.of(field, baseline, queries) for field in conditions)
     weights = Replicates.of(
-        len(baseline.sequences), inference.method, inference.level, inference.n_resamples, inference.seed
+        len(baseline.sequences), inference.interval, inference.level, inference.n_resamples, inference.seed
     ).weights
     return [_Moved(one.at(weights), one.products()) for one in moved]
 

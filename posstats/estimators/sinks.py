@@ -1,40 +1,32 @@
 """Sinks: which heads read position 0, and whether they look for the BOS token or the position (docs/method.md, 7)."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 import numpy as np
 import pandas as pd
 import xarray as xr
-from numpy.typing import NDArray
 
+from posstats.arguments import fraction
 from posstats.dataset.blocks import Block, by_layer, head_blocks, read
-from posstats.dataset.terms import document_codes, few_documents, select_condition
-from posstats.errors import DesignError, InputError
-from posstats.estimators.leakage import adjusted
-from posstats.estimators.pair_products import Inference
+from posstats.dataset.door import tolerance_of, whole_dump
+from posstats.dataset.parameters import explained
+from posstats.dataset.terms import select_condition
+from posstats.errors import DesignError
+from posstats.estimators.rows import NUMBERS, Documents, adjusted, conditions
 from posstats.execution.parallel import side_by_side
 from posstats.results.position0 import SinkContrastResult, SinkResult
 from posstats.stats.earlier import SINK_EPSILON
-from posstats.stats.inference.multiplicity import adjust as adjust_p
-from posstats.stats.inference.replicates import Replicates, mean_at, ratio_at
-from posstats.stats.inference.resample import DEFAULT_METHODS, Interval
-from posstats.stats.pair_products.components import document_sums
+from posstats.stats.inference.options import Inference
+from posstats.stats.inference.replicates import ratio_at
 from posstats.stats.pair_products.terms import Array
-from posstats.stats.position0 import FIRST_SINK_QUERY, late_attention, queries_that_see_position_0
-from posstats.vocabulary import BASELINE
+from posstats.stats.position0 import late_attention, queries_that_see_position_0
+from posstats.vocabulary import BASELINE, FIRST_SINK_QUERY, Note
 
-#: What rounding may do, per number format of the model: to a trajectory (relative), to an attention, and to terms in
-#: nats (docs/method.md, section 7).
-TOLERANCES = {"float64": 1e-9, "float32": 1e-4, "float16": 1e-2, "bfloat16": 8e-2}
-#: Standard errors up to this are rounding of numbers of order 1: the documents do not differ.
-_ROUNDING = 1e-12
-_NEEDED = ("sink_logit", "log_denominator_rest", "visible_keys", "sink_output_fraction")
 _NORMS = ("sink_value_norm", "value_norm")
-_NUMBERS = ("estimate", "se", "low", "high", "p")
 _ANCHORS = ("anchor_attention", "anchor_sink_attention")
 
 
+@explained
 def sinks(
     data: xr.Dataset,
     *,
@@ -53,15 +45,14 @@ def sinks(
 
     Parameters
     ----------
-    data : xarray.Dataset
-        A dump (:func:`posstats.open_dump`), not terms; every condition in it is estimated.
-    epsilon : float
-        Threshold; 0.3 is that of Gu et al.
-    level, method, n_resamples, seed
-        See :class:`posstats.estimators.pair_products.Inference`; the default method is the jackknife, as for any
-        mean. The resampling unit is the document.
-    adjust : {"bh", "by", "holm"}
-        Adjustment over the family: all heads of one condition; for the contrasts, all conditions of one contrast.
+    %(dump)s
+    %(epsilon)s
+    %(level)s
+    %(method)s
+    %(n_resamples)s
+    %(seed)s
+    %(adjust)s
+        The family is all heads of one condition; for the contrasts, all conditions of one contrast.
 
     Returns
     -------
@@ -110,27 +101,23 @@ def sinks(
     >>> int(result.table.sink_reading.sum())  # position 0 takes little more than its share there
     0
     """
-    adjust_p([], adjust)
-    if not 0 < epsilon < 1:
-        raise InputError(f"epsilon must lie between 0 and 1, not {epsilon}.")
-    inference = Inference(level, method or DEFAULT_METHODS["slope"], n_resamples, seed=seed)
-    require(data, _NEEDED, "Sinks read a dump")
+    inference = Inference(level, method, n_resamples, adjust=adjust, seed=seed).of("slope")
+    epsilon = fraction("epsilon", epsilon)
+    data = whole_dump(data, ("sink_output_fraction",), "Sinks read a dump")
     design = Documents.of(data, inference)
-    conditions = [str(name) for name in np.atleast_1d(data.condition.values)]
-    if any(name.startswith("bos@") for name in conditions):
-        require(data, _ANCHORS, "Conditions bos@P are compared by what the BOS token at P gets")
+    if any(name.startswith("bos@") for name in data.condition.values.tolist()):
+        data = whole_dump(data, _ANCHORS, "Conditions bos@P are compared by what the BOS token at P gets")
     rows: list[dict[str, object]] = []
     attention: dict[str, Array] = {}
-    for name in conditions:
-        one = select_condition(data, name)
+    for name, one in conditions(data):
         attention[name] = design.sums(attention_on_position_0(one))
         rows += _head_rows(one, name, attention[name], design, epsilon)
-    table = adjusted(pd.DataFrame(rows), ["condition"], adjust, {"p": "q"})
-    table["sink_reading"] = (table.estimate > epsilon) & (table.q < 1 - level)
-    notes, settings = design.notes, design.settings | {"sink_epsilon": epsilon, "adjustment": adjust}
+    table = adjusted(pd.DataFrame(rows), ["condition"], inference, {"p": "q"})
+    table["sink_reading"] = (table.estimate > epsilon) & (table.q < 1 - inference.level)
+    notes, settings = design.notes, design.settings | {"sink_epsilon": epsilon, "adjustment": inference.adjust}
     if not set(_NORMS) <= set(data):
-        notes = (*notes, "this dump holds no value norms: value_norm_ratio is not known")
-    contrasts = adjusted(_contrasts(data, attention, design, epsilon), ["contrast"], adjust, {"p": "q"})
+        notes = (*notes, Note("this dump holds no value norms: value_norm_ratio is not known", "design"))
+    contrasts = adjusted(_contrasts(data, attention, design, epsilon), ["contrast"], inference, {"p": "q"})
     order = ["condition", "layer", "head", "estimate", "se", "low", "high", "p", "q", "sink_reading"]
     return SinkResult(
         table[[*order, *(name for name in table if name not in order)]],
@@ -138,23 +125,6 @@ def sinks(
         notes,
         contrasts=SinkContrastResult(contrasts, settings, design.notes),
     )
-
-
-def require(data: xr.Dataset, names: Sequence[str], what: str) -> None:
-    """Raise InputError where a dataset lacks variables."""
-    if missing := [name for name in names if name not in data]:
-        raise InputError(
-            f"{what}, and this dataset lacks {', '.join(missing)}. Pass what open_dump(path) returns, not terms; a "
-            "dump of an earlier version must be dumped again."
-        )
-
-
-def tolerance_of(data: xr.Dataset) -> tuple[str, float]:
-    """Number format of the model behind a dump, and what rounding may do in it (:data:`TOLERANCES`)."""
-    dtype = str(data.attrs.get("dtype", data.sink_logit.dtype))
-    if dtype not in TOLERANCES:
-        raise InputError(f"the dump says its model computed in {dtype!r}, not in one of {', '.join(TOLERANCES)}")
-    return dtype, TOLERANCES[dtype]
 
 
 def attention_on_position_0(one: xr.Dataset) -> Array:
@@ -174,59 +144,6 @@ def _late_attention(block: Block) -> Array:
         layer[name].transpose("sequence", "head", "query").values for name in ("sink_logit", "log_denominator_rest")
     )
     return late_attention(logit, rest, layer.visible_keys.values.astype(np.int64))
-
-
-@dataclass(frozen=True, slots=True)
-class Documents:
-    """Documents of a dump, how they are resampled, and what every result says about them.
-
-    Attributes
-    ----------
-    code : ndarray of int, shape (sequence,)
-    sequences : ndarray, shape (document,)
-        Number of sequences of each document.
-    replicates : Replicates
-    settings : dict
-    notes : tuple of str
-    """
-
-    code: NDArray[np.int64]
-    sequences: Array
-    replicates: Replicates
-    settings: dict[str, object]
-    notes: tuple[str, ...]
-
-    @classmethod
-    def of(cls, data: xr.Dataset, inference: Inference) -> "Documents":
-        """Of a dataset; DesignError with fewer than 5, a warning with fewer than 24."""
-        code, n_documents = document_codes(data)
-        notes = few_documents(n_documents)
-        settings: dict[str, object] = {"n_documents": n_documents, "n_sequences": len(code)}
-        settings |= {name: value for name, value in inference.settings().items() if name != "n_permutations"}
-        replicates = Replicates.of(
-            n_documents, inference.method, inference.level, inference.n_resamples, inference.seed
-        )
-        return cls(code, np.bincount(code).astype(np.float64), replicates, settings, notes)
-
-    def sums(self, values: Array) -> Array:
-        """Sums over the sequences of each document."""
-        return document_sums(values, self.code)
-
-    def mean(self, sums: Array, null: float = 0.0) -> Interval:
-        """Interval of the mean over sequences, of per-document sums."""
-        return self.replicates.interval(mean_at(sums, self.sequences, self.replicates.weights), null=null)
-
-    def cell(self, x: Interval, at: tuple[int, ...], null: float, rounding: float = _ROUNDING) -> dict[str, object]:
-        """One row's estimate, interval, p and note; without spread between documents, a sign test or none."""
-        row = {name: float(getattr(x, name)[at]) for name in _NUMBERS}
-        away = abs(row["estimate"] - null)
-        if np.isfinite(away) and away <= rounding:
-            return row | {"p": 1.0, "note": "no difference beyond rounding"}
-        if row["se"] <= _ROUNDING:
-            nan = dict.fromkeys(("se", "low", "high"), np.nan)
-            p = float(min(1.0, 2 * 0.5 ** len(self.sequences)))
-            return row | nan | {"p": p, "note": "documents do not differ beyond rounding: no interval, sign test"}
-        return row | {"note": "" if np.isfinite(row["p"]) else "no interval: undefined without some document"}
 
 
 def _head_rows(
@@ -271,7 +188,7 @@ def _contrasts(data: xr.Dataset, attention: dict[str, Array], design: Documents,
             row = design.cell(x, (0,), 0.0, rounding) | {"n_heads": int(chosen.sum())}
             row |= {"attention": float(x.estimate[1]), "reference_attention": float(x.estimate[2])}
             if not chosen.any():
-                row |= dict.fromkeys((*_NUMBERS, "attention", "reference_attention"), np.nan)
+                row |= dict.fromkeys((*NUMBERS, "attention", "reference_attention"), np.nan)
                 row["note"] = "no head is sink-reading under the baseline"
             elif np.isnan(x.estimate[0]):
                 row["note"] = f"no query lies {FIRST_SINK_QUERY} or more behind the BOS token"
@@ -286,5 +203,5 @@ def _contrasts(data: xr.Dataset, attention: dict[str, Array], design: Documents,
                 one = read(select_condition(data, name)[list(_ANCHORS)])
                 anchors = (design.sums(one[x].transpose("sequence", "layer", "head").values) for x in _ANCHORS)
                 rows.append(key | {"contrast": "bos_minus_position0"} | difference(*anchors))
-    columns = ["condition", "contrast", *_NUMBERS, "attention", "reference_attention", "n_heads", "note"]
+    columns = ["condition", "contrast", *NUMBERS, "attention", "reference_attention", "n_heads", "note"]
     return pd.DataFrame(rows, columns=columns)

@@ -7,18 +7,22 @@ import pandas as pd
 import xarray as xr
 from numpy.typing import NDArray
 
+from posstats.arguments import fraction, whole_number
 from posstats.dataset.blocks import read
+from posstats.dataset.door import tolerance_of, whole_dump
+from posstats.dataset.parameters import explained
 from posstats.dataset.terms import select_condition
-from posstats.errors import DesignError, InputError
-from posstats.estimators.leakage import adjusted
-from posstats.estimators.pair_products import Inference
-from posstats.estimators.sinks import Documents, attention_on_position_0, require, tolerance_of
+from posstats.errors import DesignError
+from posstats.estimators.rows import Documents, adjusted, conditions
+from posstats.estimators.sinks import attention_on_position_0
 from posstats.results.position0 import IdentificationResult, TrajectoryResult
 from posstats.stats.decoding.identification import Grams, Identification, Identifier
+from posstats.stats.decoding.ridge import FEWEST_FOLDS
 from posstats.stats.earlier import SINK_EPSILON
-from posstats.stats.inference.multiplicity import adjust as adjust_p
-from posstats.stats.inference.resample import DEFAULT_METHODS, Interval
+from posstats.stats.inference.options import Inference
+from posstats.stats.inference.resample import Interval
 from posstats.stats.position0 import pair_mean_at, relative_distances
+from posstats.vocabulary import Note
 
 #: Conditions in which few first tokens are repeated over many documents.
 _REPEATED = "bos=tokens:"
@@ -27,6 +31,7 @@ _ALL = "all"
 _NUMBERS = ("estimate", "se", "low", "high")
 
 
+@explained
 def trajectory(
     data: xr.Dataset,
     *,
@@ -54,21 +59,18 @@ def trajectory(
 
     Parameters
     ----------
-    data : xarray.Dataset
-        A dump (:func:`posstats.open_dump`), not terms; every condition in it is estimated.
-    epsilon : float
-        Heads whose mean attention on position 0 over i >= 16 exceeds this in the training documents of a fold count as
-        sink-reading in that fold.
-    n_folds : int
-        Folds of the cross-validation, at least 3; documents are kept whole.
-    level, method, n_resamples, seed
-        See :class:`posstats.estimators.pair_products.Inference`; by default the corrected jackknife, distances being
-        means over pairs. The resampling unit is the document.
-    n_permutations : int
-        Permutations of the first tokens over documents.
-    adjust : {"bh", "by", "holm"}
-        Adjustment over the family: the depths of one condition; for the identification, all rows of one condition and
-        group of heads.
+    %(dump)s
+    %(epsilon)s
+        Of the identification, in the training documents of a fold.
+    %(n_folds)s
+    %(level)s
+    %(method)s
+    %(n_resamples)s
+    %(n_permutations)s
+        Here first tokens are permuted over documents.
+    %(seed)s
+    %(adjust)s
+        The family is the depths of one condition; for the identification, all rows of one condition and group of heads.
 
     Returns
     -------
@@ -116,27 +118,23 @@ def trajectory(
     >>> [bool(held) for held in result.table.query("quantity == 'within'").holds]
     [True, True, True]
     """
-    adjust_p([], adjust)
-    if not 0 < epsilon < 1:
-        raise InputError(f"epsilon must lie between 0 and 1, not {epsilon}.")
-    require(data, ("trajectory", "trajectory_departure", "sink_logit"), "Trajectories read a dump")
-    method = method or DEFAULT_METHODS["contrast"]
-    design = Documents.of(data, Inference(level, method, n_resamples, n_permutations, seed))
+    inference = Inference(level, method, n_resamples, n_permutations, adjust, seed).of("contrast")
+    epsilon, n_folds = fraction("epsilon", epsilon), whole_number("n_folds", n_folds, FEWEST_FOLDS)
+    data = whole_dump(data, ("trajectory", "trajectory_departure"), "Trajectories read a dump")
+    design = Documents.of(data, inference)
     dtype, tolerance = tolerance_of(data)
-    conditions = [str(name) for name in np.atleast_1d(data.condition.values)]
     rows: list[dict[str, object]] = []
-    for name in conditions:
-        one = select_condition(data, name)
+    for name, one in conditions(data):
         for row in [*_departures(one, design, tolerance), *_distances(one, design, tolerance)]:
             rows.append({"condition": name} | row)
-    table = adjusted(pd.DataFrame(rows), ["condition", "quantity"], adjust, {"p": "q"})
+    table = adjusted(pd.DataFrame(rows), ["condition", "quantity"], inference, {"p": "q"})
     columns = ["condition", "quantity", "depth", *_NUMBERS, "p", "q", "largest", "tolerance", "holds", "note"]
-    settings = design.settings | {"adjustment": adjust, "dtype": dtype}
+    settings = design.settings | {"adjustment": inference.adjust, "dtype": dtype}
     return TrajectoryResult(
         table[columns],
         settings,
         design.notes,
-        identification=_identification(data, design, epsilon, n_folds, n_permutations, seed, level, adjust),
+        identification=_identification(data, design, epsilon, n_folds, inference),
     )
 
 
@@ -197,23 +195,22 @@ def _identification(
     design: Documents,
     epsilon: float,
     n_folds: int,
-    n_permutations: int,
-    seed: int,
-    level: float,
-    adjust: str,
+    inference: Inference,
 ) -> IdentificationResult:
     """Rows for every condition that repeats first tokens."""
     rows: list[dict[str, object]] = []
     notes = design.notes
-    names = [str(name) for name in np.atleast_1d(data.condition.values) if str(name).startswith(_REPEATED)]
+    names = [name for name in data.condition.values.tolist() if name.startswith(_REPEATED)]
     if names:
-        require(data, ("head_output",), "The first token is identified from what heads pass on")
+        data = whole_dump(data, ("head_output", "token_id"), "The first token is identified from what heads pass on")
     else:
-        notes = (*notes, "no condition repeats first tokens over documents: dump bos=tokens:K")
+        notes = (*notes, Note("no condition repeats first tokens over documents: dump bos=tokens:K", "design"))
     for name in names:
         one = select_condition(data, name)
         labels = _first_tokens(one, design.code)
-        identifier = Identifier.of(labels, design.code, n_folds=n_folds, n_permutations=n_permutations, seed=seed)
+        identifier = Identifier.of(
+            labels, design.code, n_folds=n_folds, n_permutations=inference.n_permutations, seed=inference.seed
+        )
         attention = attention_on_position_0(one)
         total: Grams | None = None
         found: list[tuple[str, list[Identification | None]]] = []
@@ -228,17 +225,17 @@ def _identification(
         for layers, groups in found:
             for heads, one_group in zip(_GROUPS, groups, strict=True):
                 key = {"condition": name, "layers": layers, "heads": heads}
-                rows.append(key | _scored(one_group, level) | {"chance": chance})
+                rows.append(key | _scored(one_group, inference.level) | {"chance": chance})
     columns = ["condition", "layers", "heads", *_NUMBERS, "p", "chance", "n_heads", "note"]
-    table = adjusted(pd.DataFrame(rows, columns=columns), ["condition", "heads"], adjust, {"p": "q"})
+    table = adjusted(pd.DataFrame(rows, columns=columns), ["condition", "heads"], inference, {"p": "q"})
     settings = {name: design.settings[name] for name in ("n_documents", "n_sequences")} | {
-        "level": level,
+        "level": inference.level,
         "standard_errors": "exact binomial, trials: documents that a fold trains on",
         "n_folds": n_folds,
-        "n_permutations": n_permutations,
-        "seed": seed,
+        "n_permutations": inference.n_permutations,
+        "seed": inference.seed,
         "sink_epsilon": epsilon,
-        "adjustment": adjust,
+        "adjustment": inference.adjust,
     }
     return IdentificationResult(table, settings, notes)
 

@@ -3,6 +3,7 @@
 ``distributed`` is imported where a scheduler is asked for and nowhere else: without one nobody needs it.
 """
 
+import importlib
 import json
 import logging
 import pickle
@@ -18,8 +19,8 @@ import cloudpickle
 import dask
 from dask.utils import parse_timedelta
 
-from posstats.dataset.store import available_processors
 from posstats.errors import ClusterError, DumpError, InputError
+from posstats.execution.machine import available_processors
 from posstats.execution.provenance import versions
 
 logger = logging.getLogger(__name__)
@@ -43,13 +44,10 @@ JOB_BYTES = 2**20
 
 
 def current_client() -> Any | None:
-    """The ``distributed.Client`` at hand in this process, None where there is none.
+    """Return the ``distributed.Client`` at hand in this process, None where there is none.
 
-    Returns
-    -------
-    distributed.Client or None
-        None, too, inside a task of a cluster, which would wait for tasks that find no worker, and for clients of
-        asynchronous code.
+    None, too, inside a task of a cluster, which would wait for tasks that find no worker, and for clients of
+    asynchronous code.
     """
     distributed = sys.modules.get("distributed")
     if distributed is None:
@@ -166,16 +164,9 @@ def _takes_work(client: Any) -> bool:
 
 
 def worker_wait() -> float:
-    """Seconds that work waits while there is no worker that takes it (:data:`WORKER_WAIT`).
+    """Return for how many seconds work waits while there is no worker that takes it (:data:`WORKER_WAIT`).
 
-    Returns
-    -------
-    float
-
-    Raises
-    ------
-    InputError
-        If something else than a time is configured.
+    Raises InputError if something else than a time is configured.
     """
     configured = dask.config.get("posstats.worker-wait", WORKER_WAIT)
     try:
@@ -212,18 +203,13 @@ def _work(payload: bytes, expected: dict[str, str]) -> Any:
 
 @contextmanager
 def scheduler(where: str) -> Iterator[str | None]:
-    """The address of the scheduler that the option --scheduler names, while the block runs.
+    """Yield the address of the scheduler that the option --scheduler names, None for "none", while the block runs.
 
     Parameters
     ----------
     where : str
         "none"; "local": one is started on this machine, with a worker per processor; or an address, such as
         tcp://10.0.0.1:8786, or the file that ``dask scheduler --scheduler-file`` wrote.
-
-    Yields
-    ------
-    str or None
-        Its address, None for "none".
 
     Raises
     ------
@@ -255,21 +241,9 @@ def scheduler(where: str) -> Iterator[str | None]:
 
 @contextmanager
 def connected(where: str | None) -> Iterator[Any]:
-    """A client of a scheduler, current in this process while the block runs.
+    """Yield a client of a scheduler, given by address or scheduler file, that is current in this process for the block.
 
-    Parameters
-    ----------
-    where : str or None
-        An address or a scheduler file; None for no client.
-
-    Yields
-    ------
-    distributed.Client or None
-
-    Raises
-    ------
-    InputError
-        If ``distributed`` is not installed, or no scheduler answers.
+    None for None. Raises InputError if ``distributed`` is not installed, or no scheduler answers.
     """
     if where is None:
         yield None
@@ -294,10 +268,8 @@ def connected(where: str | None) -> Iterator[Any]:
 
 def _distributed() -> ModuleType:
     try:
-        import distributed
+        return importlib.import_module("distributed")
     except ModuleNotFoundError as error:
         raise InputError(
             f"a scheduler needs {error.name}, which is not installed: pip install posstats[distributed]"
         ) from error
-    module: ModuleType = distributed
-    return module

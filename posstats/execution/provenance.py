@@ -18,12 +18,9 @@ def file_digest(path: Path) -> str:
 
 @cache
 def versions() -> dict[str, str]:
-    """What this process computes with, by name; of this package itself a digest of its source.
+    """Return what this process computes with, by name; of this package itself a digest of its source.
 
-    Returns
-    -------
-    dict of str to str
-        Processes for which it is the same compute the same results.
+    Processes for which it is the same compute the same results.
     """
     package = Path(__file__).parents[1]  # all of posstats, not this room alone
     source = "\n".join(f"{path.relative_to(package)} {file_digest(path)}" for path in sorted(package.rglob("*.py")))
@@ -32,11 +29,5 @@ def versions() -> dict[str, str]:
 
 
 def code_digest() -> str:
-    """Digest of the package's own source and of the versions it computes with.
-
-    Returns
-    -------
-    str
-        SHA-256 in hexadecimal; results that rest on the same data and digest are the same.
-    """
+    """Return the SHA-256 of :func:`versions`: results that rest on the same data and digest are the same."""
     return hashlib.sha256(json.dumps(versions(), sort_keys=True).encode()).hexdigest()

@@ -5,8 +5,10 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
+from posstats.arguments import text
 from posstats.errors import InputError
 from posstats.figures.drawing import GREY, axes_of, captioned, level_of
+from posstats.results.base import check_result
 from posstats.results.cells import model_name
 from posstats.results.claims import ClaimsResult, ContrastResult
 from posstats.results.verdicts import CONTRADICTED, INCONCLUSIVE, NOT_TESTABLE, SUPPORTED
@@ -42,6 +44,7 @@ def verdict_grid(result: ClaimsResult, ax: Axes | None = None) -> Axes:
     >>> verdict_grid(ps.claims(ds, n_resamples=99, n_permutations=99)).get_yticklabels()[0].get_text()
     'simulated, unnamed sequences'
     """
+    check_result(result, ClaimsResult, of="posstats.claims")
     verdicts = result.verdicts()
     ax = axes_of(ax, (8.0, 1.0 + 0.34 * len(verdicts)))
     for row, (_, found) in enumerate(verdicts.iterrows()):
@@ -99,7 +102,12 @@ def contrast_by_quantity(
     >>> [label.get_text() for label in ax.get_yticklabels()]
     ['a', 'b', 'b - a']
     """
-    results = [results] if isinstance(results, ContrastResult) else list(results)
+    results = list(results) if isinstance(results, Sequence) and not isinstance(results, str) else [results]
+    given: list[object] = [*results] or [results]
+    for result in given:
+        check_result(result, ContrastResult, of="posstats.contrast")
+    quantity, term = text("quantity", quantity), text("term", term)
+    queries = None if queries is None else text("queries", queries)
     labels: list[str] = []
     unit, level = "", 0.0
     ax = axes_of(ax, (6.4, 1.0 + 0.9 * len(results)))

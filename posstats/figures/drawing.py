@@ -4,11 +4,15 @@ import textwrap
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import ScaledTranslation
 from numpy.typing import NDArray
 
+from posstats.arguments import shown
+from posstats.errors import InputError
 from posstats.results.base import Result
 
 #: Okabe and Ito's palette, told apart with any colour vision; yellow left out (too faint for lines on white).
@@ -22,6 +26,8 @@ _BELOW = 0.48
 
 def axes_of(ax: Axes | None, size: tuple[float, float]) -> Axes:
     """The axes given, or those of a new figure of a size in inches that no pyplot state knows about."""
+    if ax is not None and not isinstance(ax, Axes):
+        raise InputError(f"ax must be axes of matplotlib, or None for a figure of its own, not {shown(ax)}.")
     return Figure(figsize=size, layout="constrained").add_subplot() if ax is None else ax
 
 
@@ -36,6 +42,27 @@ def captioned(ax: Axes, result: Result, before: str = "", *, drawn: str = "bars:
     unit, documents = result.settings.get("resampling_unit", "document"), result.settings["n_documents"]
     ax.set_title(f"{before}{said}, resampling unit: {unit} (G = {documents})", fontsize="small", loc="left")
     return ax
+
+
+def interval_line(
+    ax: Axes, at: Any, rows: pd.DataFrame, colour: str, marker: str, label: str, *, bars: bool = True
+) -> None:
+    """Draw a line through estimates, with their intervals as bars if wanted."""
+    ax.errorbar(
+        at, rows.estimate, yerr=[rows.estimate - rows.low, rows.high - rows.estimate] if bars else None, label=label,
+        color=colour, marker=marker, markersize=4, linewidth=1, capsize=2,
+    )  # fmt: skip
+
+
+def counting_axis(ax: Axes, label: str) -> None:
+    """Label an x axis of layers or depths, which has ticks at whole numbers."""
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    ax.set_xlabel(label)
+
+
+def zero_line(ax: Axes, value: float = 0.0) -> None:
+    """Draw a thin line at a value that estimates are read against."""
+    ax.axhline(value, color=GREY, linewidth=0.8, linestyle=":", zorder=0)
 
 
 def legend_below(ax: Axes, **options: Any) -> None:

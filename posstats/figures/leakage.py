@@ -11,11 +11,23 @@ import matplotlib as mpl
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator
 
+from posstats.arguments import choice, labels, number, path_of, shown, text
 from posstats.errors import InputError
-from posstats.figures.drawing import COLOURS, GREY, MARKERS, axes_of, captioned, legend_below, level_of, map_axes
-from posstats.results.base import MagnitudeResult, RemovalResult, Result, ShareResult
+from posstats.figures.drawing import (
+    COLOURS,
+    GREY,
+    MARKERS,
+    axes_of,
+    captioned,
+    counting_axis,
+    interval_line,
+    legend_below,
+    level_of,
+    map_axes,
+    zero_line,
+)
+from posstats.results.base import MagnitudeResult, RemovalResult, Result, ShareResult, check_result
 from posstats.results.verdicts import CLAIMED_REMOVAL
 from posstats.vocabulary import BASELINE, RESIDUAL
 
@@ -26,8 +38,6 @@ _TERM_STYLE = {
     "logit_drift": ("#CC79A7", "D"),
     "denominator_drift": ("#56B4E9", "v"),
 }
-#: The removal at early queries that the paper's abstract states.
-PAPER_REMOVAL = CLAIMED_REMOVAL
 _DPI = 150
 #: What to leave out of the files, so that the same figure gives the same bytes.
 _METADATA = {
@@ -65,22 +75,14 @@ def shares_by_layer(result: ShareResult, ax: Axes | None = None, *, terms: Seque
     >>> ax.get_xlabel()
     'layer'
     """
+    check_result(result, ShareResult, of="posstats.shares(..., by=['layer'])")
+    terms = labels("terms", terms, list(_TERM_STYLE), "text")
     table = _one_condition(result, ["layer", "term"])
     ax = axes_of(ax, (6.4, 3.6))
     for term in terms:
         colour, marker = _TERM_STYLE[term]
         rows = table[table.term == term].sort_values("layer")
-        ax.errorbar(
-            rows.layer,
-            rows.estimate,
-            yerr=[rows.estimate - rows.low, rows.high - rows.estimate],
-            color=colour,
-            marker=marker,
-            markersize=4,
-            linewidth=1,
-            capsize=2,
-            label=term.replace("_", " "),
-        )
+        interval_line(ax, rows.layer, rows, colour, marker, term.replace("_", " "))
     withheld = np.unique(table.layer[table.estimate.isna()])
     if len(withheld):
         bottom = ax.get_xaxis_transform()
@@ -88,9 +90,8 @@ def shares_by_layer(result: ShareResult, ax: Axes | None = None, *, terms: Seque
             withheld, np.full(len(withheld), 0.02), "x", color=GREY, transform=bottom, label="leakage not significant"
         )
     for value in (0, 1):
-        ax.axhline(value, color=GREY, linewidth=0.8, linestyle=":", zorder=0)
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    ax.set_xlabel("layer")
+        zero_line(ax, value)
+    counting_axis(ax, "layer")
     ax.set_ylabel("share of leakage (fraction)")
     legend_below(ax, ncols=3)
     return captioned(ax, result)
@@ -128,7 +129,9 @@ def head_map(result: ShareResult, ax: Axes | None = None, *, term: str = RESIDUA
     >>> ax.get_ylabel()
     'head'
     """
+    check_result(result, ShareResult, of="posstats.shares(..., by=['layer', 'head'])")
     table = _one_condition(result, ["layer", "head", "term"])
+    term = choice("term", term, table.term.unique())
     table = table[table.term == term]
     share, q = (table.pivot(index="head", columns="layer", values=name) for name in ("estimate", "q"))
     layers, heads = share.columns.to_numpy(), share.index.to_numpy()
@@ -186,15 +189,16 @@ def magnitude_by_octave(
     >>> [text.get_text() for text in ax.get_legend().get_texts()]
     ['baseline', 'bos=mean']
     """
+    check_result(result, MagnitudeResult, of="posstats.magnitude")
     table = _pooled(result)
-    table = table[table.term == term]
+    table = table[table.term == choice("term", term, table.term.unique())]
     ax = axes_of(ax, (6.4, 3.6))
     _octave_lines(ax, table, conditions)
     # Magnitudes fall by orders of magnitude; but an estimate or a limit below 0 must be seen too.
     if (table.low > 0).all():
         ax.set_yscale("log")
     else:
-        ax.axhline(0, color=GREY, linewidth=0.8, linestyle=":", zorder=0)
+        zero_line(ax)
     ax.set_ylabel(f"{term.replace('_', ' ')} magnitude (nats²)")
     legend_below(ax)
     return captioned(ax, result)
@@ -204,7 +208,7 @@ def removal_by_octave(
     result: RemovalResult,
     ax: Axes | None = None,
     *,
-    reference: float | None = PAPER_REMOVAL,
+    reference: float | None = CLAIMED_REMOVAL,
     conditions: Sequence[str] | None = None,
 ) -> Axes:
     """Share of the residual-stream magnitude that each condition removes, by octave of the query.
@@ -236,11 +240,13 @@ def removal_by_octave(
     >>> removal_by_octave(ps.removal(ds, "bos=mean", n_resamples=99)).get_ylabel()
     'magnitude removed (fraction)'
     """
+    check_result(result, RemovalResult, of="posstats.removal")
+    reference = None if reference is None else number("reference", reference)
     table = _pooled(result)
     ax = axes_of(ax, (6.4, 3.6))
     # The baseline's colour stays the baseline's in both figures by octave.
     _octave_lines(ax, table, conditions, first=1)
-    ax.axhline(0, color=GREY, linewidth=0.8, linestyle=":", zorder=0)
+    zero_line(ax)
     withheld = [octave for octave in _octaves(table) if table.estimate[table.queries == octave].isna().all()]
     if withheld:
         at, bottom = [_octaves(table).index(octave) for octave in withheld], ax.get_xaxis_transform()
@@ -276,7 +282,9 @@ def save_figure(ax: Axes, folder: str | Path, name: str) -> list[Path]:
     InputError
         If the axes have been removed from their figure.
     """
-    folder = Path(folder)
+    if not isinstance(ax, Axes):
+        raise InputError(f"Save axes of matplotlib, as every figure returns, not {shown(ax)}.")
+    folder, name = path_of("folder", folder), text("name", name)
     folder.mkdir(parents=True, exist_ok=True)
     figure = ax.get_figure(root=True)
     if figure is None:
@@ -292,8 +300,7 @@ def save_figure(ax: Axes, folder: str | Path, name: str) -> list[Path]:
 
 def _one_condition(result: Result, keys: list[str]) -> pd.DataFrame:
     table = result.table
-    missing = [key for key in keys if key not in table]
-    if missing or len(np.unique(table.condition)) != 1:
+    if list(result.keys) != ["condition", *keys[:-1], "queries", keys[-1]] or len(np.unique(table.condition)) != 1:
         raise InputError(
             f"This figure needs one condition and the key columns {', '.join(keys)}; the table has the columns "
             f"{', '.join(result.keys)} and the conditions {', '.join(np.unique(table.condition))}."
@@ -310,20 +317,13 @@ def _pooled(result: Result) -> pd.DataFrame:
 def _octave_lines(ax: Axes, table: pd.DataFrame, conditions: Sequence[str] | None, first: int = 0) -> None:
     """Lines over octaves, side by side so that their intervals do not cover each other."""
     present = list(dict.fromkeys(table.condition))
-    chosen = present if conditions is None else list(conditions)
-    absent = [name for name in chosen if name not in present]
-    if absent:
-        raise InputError(f"The result has no condition {', '.join(absent)}; it has {', '.join(present)}.")
+    chosen = labels("conditions", conditions, present, "text")
     octaves = _octaves(table)
     for k, name in enumerate(chosen):
         rows = table[table.condition == name].set_index("queries").loc[octaves]
         style = 0 if name == BASELINE else k + first
         at = np.arange(len(octaves)) + 0.5 * ((k + 0.5) / len(chosen) - 0.5)
-        ax.errorbar(
-            at, rows.estimate, yerr=[rows.estimate - rows.low, rows.high - rows.estimate], label=name,
-            color=COLOURS[style % len(COLOURS)], marker=MARKERS[style % len(MARKERS)], markersize=4, linewidth=1,
-            capsize=2,
-        )  # fmt: skip
+        interval_line(ax, at, rows, COLOURS[style % len(COLOURS)], MARKERS[style % len(MARKERS)], name)
     ax.set_xticks(np.arange(len(octaves)), labels=octaves)
     ax.set_xlim(-0.6, len(octaves) - 0.4)  # octaves whose numbers are all withheld keep their place
     ax.set_xlabel("query position i, by octave (tokens)")

@@ -4,8 +4,8 @@ import matplotlib as mpl
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator
 
+from posstats.arguments import choice
 from posstats.errors import InputError
 from posstats.figures.drawing import (
     COLOURS,
@@ -13,11 +13,15 @@ from posstats.figures.drawing import (
     MARKERS,
     axes_of,
     captioned,
+    counting_axis,
+    interval_line,
     legend_below,
     level_of,
     map_axes,
     say_why,
+    zero_line,
 )
+from posstats.results.base import check_result
 from posstats.results.position0 import IdentificationResult, ReaderResult, SinkResult, TrajectoryResult
 from posstats.vocabulary import BASELINE
 
@@ -53,6 +57,7 @@ def attention_map(result: SinkResult, ax: Axes | None = None, *, condition: str 
     >>> ax.get_ylabel()
     'head'
     """
+    check_result(result, SinkResult, of="posstats.sinks")
     table = _rows(result.table, condition=condition)
     attention, reading = (
         table.pivot(index="head", columns="layer", values=name) for name in ("estimate", "sink_reading")
@@ -106,6 +111,7 @@ def distance_by_depth(result: TrajectoryResult, ax: Axes | None = None, *, condi
     >>> distance_by_depth(ps.trajectory(ds)).get_xlabel()
     'depth (blocks passed)'
     """
+    check_result(result, TrajectoryResult, of="posstats.trajectory")
     table = _rows(result.table, condition=condition)
     tolerance = float(table.tolerance.max())
     ax = axes_of(ax, (6.4, 3.6))
@@ -116,23 +122,12 @@ def distance_by_depth(result: TrajectoryResult, ax: Axes | None = None, *, condi
             continue
         # A limit at or below 0 is cut at the lower edge of a log scale.
         at = np.maximum(rows.estimate, floor)
-        bars = [at - np.maximum(rows.low, floor), np.maximum(rows.high, at) - at]
+        rows = rows.assign(estimate=at, low=np.maximum(rows.low, floor), high=np.maximum(rows.high, at))
         label = {"departure": "from running alone"}.get(quantity, f"{quantity} first tokens")
-        ax.errorbar(
-            rows.depth,
-            at,
-            yerr=bars if quantity == "between" else None,
-            color=colour,
-            marker=marker,
-            markersize=4,
-            linewidth=1,
-            capsize=2,
-            label=label,
-        )
+        interval_line(ax, rows.depth, rows, colour, marker, label, bars=quantity == "between")
     ax.axhline(tolerance, color=GREY, linewidth=0.8, linestyle="--", label=f"rounding, {tolerance:g}")
     ax.set_yscale("log")
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    ax.set_xlabel("depth (blocks passed)")
+    counting_axis(ax, "depth (blocks passed)")
     ax.set_ylabel("relative distance (fraction)")
     legend_below(ax)
     drawn = table.estimate[table.quantity.isin(_QUANTITIES)]
@@ -159,6 +154,7 @@ def identification_by_layer(result: IdentificationResult, ax: Axes | None = None
     InputError
         If the result has no condition or several.
     """
+    check_result(result, IdentificationResult, of="posstats.trajectory(...).identification")
     table = result.table
     if table.condition.nunique() != 1:
         raise InputError(f"This figure needs one condition; the result has {table.condition.nunique()}.")
@@ -169,12 +165,11 @@ def identification_by_layer(result: IdentificationResult, ax: Axes | None = None
     ):
         everywhere = table[(table.layers == "all") & (table.heads == heads)].estimate.iloc[0]
         said = "none in some fold" if np.isnan(everywhere) else f"all layers: {everywhere:.2f}"
-        _lines(ax, rows.layers.astype(int), rows, colour, marker, f"{label} ({said})")
+        interval_line(ax, rows.layers.astype(int), rows, colour, marker, f"{label} ({said})")
     chance = float(table.chance.iloc[0])
     ax.axhline(chance, color=GREY, linewidth=0.8, linestyle="--", label=f"chance, {chance:.3g}")
     ax.set_ylim(-0.03, 1.03)
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    ax.set_xlabel("layer")
+    counting_axis(ax, "layer")
     ax.set_ylabel("first token identified (fraction)")
     legend_below(ax, ncols=1)
     return captioned(ax, result)
@@ -201,9 +196,10 @@ def displacement_by_depth(result: ReaderResult, ax: Axes | None = None) -> Axes:
     >>> displacement_by_depth(ps.readers(ds, epsilon=0.06)).get_ylabel()
     'displacement of the residual (nats²)'
     """
+    check_result(result, ReaderResult, of="posstats.readers")
     table = result.table
     ax = axes_of(ax, (6.4, 3.6))
-    ax.set_xlabel("depth of the replacement (blocks passed)")
+    counting_axis(ax, "depth of the replacement (blocks passed)")
     ax.set_ylabel("displacement of the residual (nats²)")
     shown = table[table.quantity.isin(_HEADS)]
     if shown.estimate.isna().all():
@@ -214,12 +210,11 @@ def displacement_by_depth(result: ReaderResult, ax: Axes | None = None) -> Axes:
             rows = table[(table.token == token) & (table.quantity == quantity)].sort_values("depth")
             several = len(tokens) > 1
             marker = MARKERS[k % len(MARKERS)] if several else marker
-            _lines(ax, rows.depth, rows, colour, marker, f"{label}, token {token}" if several else label)
+            interval_line(ax, rows.depth, rows, colour, marker, f"{label}, token {token}" if several else label)
     if (shown.low > 0).all():
         ax.set_yscale("log")
     else:
-        ax.axhline(0, color=GREY, linewidth=0.8, linestyle=":", zorder=0)
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+        zero_line(ax)
     legend_below(ax)
     return captioned(ax, result)
 
@@ -243,6 +238,7 @@ def anchoring_by_position(result: SinkResult, ax: Axes | None = None) -> Axes:
     InputError
         If the result has no condition `bos@P`.
     """
+    check_result(result, SinkResult, of="posstats.sinks")
     table = result.contrasts.table
     table = table[table.contrast == "bos_minus_position0"]
     if table.empty:
@@ -258,21 +254,11 @@ def anchoring_by_position(result: SinkResult, ax: Axes | None = None) -> Axes:
         ("reference_attention", "position 0", COLOURS[2], "o"),
     ):
         ax.plot(range(len(at)), table[column], color=colour, marker=marker, markersize=4, linewidth=1, label=label)
-    ax.errorbar(
-        range(len(at)),
-        table.estimate,
-        yerr=[table.estimate - table.low, table.high - table.estimate],
-        color="black",
-        marker="D",
-        markersize=4,
-        linewidth=1,
-        capsize=2,
-        label="difference",
-    )
+    interval_line(ax, range(len(at)), table, "black", "D", "difference")
     # A P without a number has its tick too, which an axis of names leaves out.
     ax.set_xticks(range(len(at)), labels=at)
     ax.set_xlim(-0.5, len(at) - 0.5)
-    ax.axhline(0, color=GREY, linewidth=0.8, linestyle=":", zorder=0)
+    zero_line(ax)
     legend_below(ax)
     return captioned(ax, result, "sink-reading heads\n")
 
@@ -283,15 +269,4 @@ def _reasons(table: pd.DataFrame) -> str:
 
 
 def _rows(table: pd.DataFrame, *, condition: str) -> pd.DataFrame:
-    rows = table[table.condition == condition]
-    if rows.empty:
-        present = ", ".join(dict.fromkeys(table.condition))
-        raise InputError(f"The result has no condition {condition}; it has {present}.")
-    return rows
-
-
-def _lines(ax: Axes, at: pd.Series, rows: pd.DataFrame, colour: str, marker: str, label: str) -> None:
-    bars = [rows.estimate - rows.low, rows.high - rows.estimate]
-    ax.errorbar(
-        at, rows.estimate, yerr=bars, color=colour, marker=marker, markersize=4, linewidth=1, capsize=2, label=label
-    )
+    return table[table.condition == choice("condition", condition, table.condition.unique())]

@@ -9,18 +9,18 @@ from pathlib import Path
 import pandas as pd
 import xarray as xr
 
+from posstats.arguments import labels, shown
 from posstats.dataset.comparable import declared_windows, model_kind, model_of
+from posstats.dataset.parameters import explained
 from posstats.dataset.terms import document_codes, few_documents_note, repeated_documents_note
 from posstats.errors import DesignError, FewDocumentsWarning, InputError
 from posstats.estimators.contrast import METHODS, Side, contrast
-from posstats.estimators.leakage import adjusted
-from posstats.estimators.pair_products import Inference
+from posstats.estimators.rows import adjusted
 from posstats.ledger.evidence import QUESTIONS, require_dump
 from posstats.results.claims import ClaimsResult
 from posstats.results.verdicts import CRITERIA, SUPPORTED, WHOLE, Evidence, Rule, combined
-from posstats.stats.inference.resample import DEFAULT_METHODS
-from posstats.study.config import InferenceConfig
-from posstats.vocabulary import RESIDUAL, TRAINED, VARIANT
+from posstats.stats.inference.options import DEFAULT_METHODS, Inference
+from posstats.vocabulary import RESIDUAL, TRAINED, VARIANT, Note
 
 #: Architectures that C6 compares.
 ARCHITECTURES = ("standard", "ntk", "window")
@@ -30,6 +30,7 @@ _COLUMNS = [
 ]  # fmt: skip
 
 
+@explained
 def claims(
     data: xr.Dataset | Sequence[xr.Dataset] | Mapping[str, Side],
     *,
@@ -60,9 +61,14 @@ def claims(
         adapted with the same seeds are paired.
     which : sequence of str
         Claims to test; all by default.
-    level, method, n_resamples, n_permutations, seed, adjust
-        As in :func:`posstats.leakage`; each estimate has its default method if none is given. C6 always rests on a
-        jackknife (:func:`posstats.contrast`).
+    %(level)s
+    %(method)s
+        C6 always rests on a jackknife (:func:`posstats.contrast`).
+    %(n_resamples)s
+    %(n_permutations)s
+    %(seed)s
+    %(adjust)s
+        The family is all p-values of one ledger.
 
     Returns
     -------
@@ -97,11 +103,8 @@ def claims(
     >>> ledger.table.query("claim == 'C7'")[["part", "verdict", "reason"]].to_numpy().tolist()
     [['a', 'supported', 'agrees with 0.40; baseline 0.13 nats per head, root mean square'], ['claim', 'supported', '']]
     """
-    unknown = sorted(set(which) - set(CRITERIA))
-    if unknown or not which:
-        wrong = f"Unknown claims {', '.join(unknown)}" if unknown else "No claim was chosen"
-        raise InputError(f"{wrong}; choose one or more of {', '.join(CRITERIA)}.")
-    inference = InferenceConfig(level, method, n_resamples, n_permutations, adjust, seed)
+    inference = Inference(level, method, n_resamples, n_permutations, adjust, seed)
+    which = labels("which", which, list(CRITERIA), "text")
     models = _named(_flat(data))
     rows: list[dict[str, object]] = []
     trios = list(_trios(models)) if "C6" in which else []
@@ -120,22 +123,22 @@ def claims(
             rows += _ledger(model.name, model.dump, model.kind, [one for one in found if one.claim in which])
         for trio in trios:
             rows += _ledger(trio.name, trio.dump, trio.kind, list(trio.evidence(inference)))
-    table = adjusted(pd.DataFrame(rows), ["model", "dump"], adjust, {"p": "q"})
+    table = adjusted(pd.DataFrame(rows), ["model", "dump"], inference, {"p": "q"})
     settings: dict[str, object] = {
         "n_documents": _one_or_several(model.n for model in models),
         "n_sequences": _one_or_several(model.ds.sizes["sequence"] for model in models),
         "offsets": tuple(models[0].ds.offset.values.tolist()),
-        "adjustment": adjust,
+        "adjustment": inference.adjust,
     }
     notes = few_documents_note(min(model.n for model in models))
     notes += tuple(dict.fromkeys(note for doubled in repeated for note in doubled))
     if method is None:
         own = {"standard_errors": "of each estimate by its own method (docs/claims.md)"}
-        settings |= {"level": level, **own, "n_permutations": n_permutations, "seed": seed}
+        settings |= {"level": inference.level, **own, "n_permutations": n_permutations, "seed": inference.seed}
     else:
-        settings |= Inference(level, method, n_resamples, n_permutations, seed).settings()
+        settings |= inference.settings()
         if trios and method not in METHODS:
-            notes += (f"C6 rests on a {DEFAULT_METHODS['contrast'].replace('_', ' ')}",)
+            notes += (Note(f"C6 rests on a {DEFAULT_METHODS['contrast'].replace('_', ' ')}", "inference"),)
     return ClaimsResult(table[_COLUMNS], settings, notes)
 
 
@@ -177,20 +180,28 @@ class _Model:
 
 def _flat(data: xr.Dataset | Sequence[xr.Dataset] | Mapping[str, Side]) -> list[tuple[str | None, xr.Dataset]]:
     """Dumps with the architecture that they are said to have, if it is said."""
-    if isinstance(data, xr.Dataset):
-        given: list[tuple[str | None, xr.Dataset]] = [(None, data)]
-    elif isinstance(data, Mapping):
+    given: list[tuple[str | None, object]]
+    if isinstance(data, Mapping) and not isinstance(data, xr.Dataset):
         if unknown := sorted({str(name) for name in data} - set(ARCHITECTURES)):
             raise InputError(f"Unknown architectures {', '.join(unknown)}; there are {', '.join(ARCHITECTURES)}.")
-        sides = {name: [side] if isinstance(side, xr.Dataset) else side for name, side in data.items()}
-        given = [(name, ds) for name in ARCHITECTURES for ds in sides.get(name, [])]
+        given = [(name, ds) for name in ARCHITECTURES if name in data for ds in _dumps(data[name])]
     else:
-        given = [(None, ds) for ds in data]
-    if not given or not all(isinstance(ds, xr.Dataset) for _, ds in given):
-        raise InputError("Claims are tested on a dump, a sequence of dumps, or a mapping of architectures to dumps.")
-    for _, ds in given:
-        require_dump(ds)
-    return given
+        given = [(None, ds) for ds in _dumps(data)]
+    if not given:
+        raise InputError(f"{_TAKEN}, at least one of them.")
+    return [(said, require_dump(ds)) for said, ds in given]
+
+
+_TAKEN = "Claims are tested on a dump, a sequence of dumps, or a mapping of architectures to dumps"
+
+
+def _dumps(data: object) -> list[object]:
+    """A dump, or the dumps of a sequence."""
+    if isinstance(data, xr.Dataset):
+        return [data]
+    if isinstance(data, str | Mapping) or not isinstance(data, Iterable):
+        raise InputError(f"{_TAKEN}, not {shown(data)}.")
+    return list(data)
 
 
 def _named(given: Iterable[tuple[str | None, xr.Dataset]]) -> list[_Model]:
@@ -256,7 +267,7 @@ class _Trio:
         kinds = sorted({one.kind for one in self.members()})
         return VARIANT if VARIANT in kinds else kinds[0]
 
-    def evidence(self, inference: InferenceConfig) -> Iterator[Evidence]:
+    def evidence(self, inference: Inference) -> Iterator[Evidence]:
         """The parts of C6, for every variant."""
         if not self.ntk:
             yield Evidence("C6", "a", "residual share", reason="needs dumps under NTK-aware scaling")
@@ -268,7 +279,7 @@ class _Trio:
             yield from self._compare(runs, label, {"slope": ("b", "above"), "share": ("c", "above")}, inference)
 
     def _compare(
-        self, runs: Sequence[_Model], label: str, asked: Mapping[str, tuple[str, str]], inference: InferenceConfig
+        self, runs: Sequence[_Model], label: str, asked: Mapping[str, tuple[str, str]], inference: Inference
     ) -> Iterator[Evidence]:
         condition = f"{label} - standard"
         units = {"share": "1", "slope": "nats^2"}

@@ -10,25 +10,25 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
+from posstats.arguments import labels
 from posstats.dataset.comparable import IID
-from posstats.errors import DesignError, InputError
+from posstats.dataset.door import whole_dump
+from posstats.errors import DesignError
 from posstats.estimators.leakage import leakage, magnitude, removal, shares
-from posstats.estimators.pair_products import EARLY
 from posstats.estimators.readers import readers
 from posstats.estimators.sinks import sinks
 from posstats.estimators.trajectory import trajectory
 from posstats.ledger.controls import REPEAT_ROUNDING, ROUNDING, model_dtype, repeat_residuals, shift_differences
 from posstats.results.verdicts import CLAIMED_REMOVAL, Evidence, Rule
 from posstats.stats.inference.multiplicity import adjust as adjust_p
-from posstats.study.config import InferenceConfig
-from posstats.vocabulary import BASELINE, RESIDUAL
+from posstats.stats.inference.options import Inference
+from posstats.vocabulary import BASELINE, EARLY_BIN, RESIDUAL
 
-_EARLY = f"[{EARLY[0]}, {EARLY[1]})"
 _ABOVE_0 = Rule("above", 0.0)
 
 
 def _conditions(ds: xr.Dataset, prefix: str) -> list[str]:
-    return [str(name) for name in np.atleast_1d(ds.condition.values) if str(name).startswith(prefix)]
+    return [name for name in ds.condition.values.tolist() if name.startswith(prefix)]
 
 
 def _only(ds: xr.Dataset, *conditions: str) -> xr.Dataset:
@@ -43,7 +43,7 @@ def _numbers(row: pd.Series) -> dict[str, Any]:
     return numbers | {"reason": note}
 
 
-def absolute_position(ds: xr.Dataset, inference: InferenceConfig) -> Iterator[Evidence]:
+def absolute_position(ds: xr.Dataset, inference: Inference) -> Iterator[Evidence]:
     """C1: leakage, and what a shift of all positions does."""
     row = leakage(_only(ds, BASELINE), octaves=False, **inference.options()).table.iloc[0]
     yield Evidence("C1", "a", "leakage", "nats^2", _ABOVE_0, **_numbers(row))
@@ -61,7 +61,7 @@ def absolute_position(ds: xr.Dataset, inference: InferenceConfig) -> Iterator[Ev
             yield Evidence("C1", "b", what, "nats", None, condition, largest, reason=reason)
 
 
-def mask_component(ds: xr.Dataset, inference: InferenceConfig) -> Iterator[Evidence]:
+def mask_component(ds: xr.Dataset, inference: Inference) -> Iterator[Evidence]:
     """C2: the mask's share, at layer 0 of iid tokens without BOS and over all layers."""
     iid = str(ds.attrs.get("sequences", "")).startswith(IID)
     without_bos = BASELINE if ds.attrs.get("bos") == "none" else "bos=none"
@@ -78,14 +78,14 @@ def mask_component(ds: xr.Dataset, inference: InferenceConfig) -> Iterator[Evide
     yield Evidence("C2", "b", "mask share", "1", _ABOVE_0, **_numbers(found[found.term == "mask"].iloc[0]))
 
 
-def residual_component(ds: xr.Dataset, inference: InferenceConfig) -> Iterator[Evidence]:
+def residual_component(ds: xr.Dataset, inference: Inference) -> Iterator[Evidence]:
     """C3: the residual magnitude beyond layer 0, and the residual terms of repeated tokens."""
-    what = f"residual magnitude, {_EARLY}, layers 1 to {ds.sizes['layer'] - 1}"
+    what = f"residual magnitude, {EARLY_BIN}, layers 1 to {ds.sizes['layer'] - 1}"
     if ds.sizes["layer"] < 2:
         yield Evidence("C3", "a", "residual magnitude", "nats^2", reason="the model has one layer")
     else:
         found = magnitude(_only(ds, BASELINE).isel(layer=slice(1, None)), **inference.options()).table
-        row = found[(found.term == RESIDUAL) & (found.queries == _EARLY)]
+        row = found[(found.term == RESIDUAL) & (found.queries == EARLY_BIN)]
         if len(row):
             numbers = _numbers(row.iloc[0])
             numbers["reason"] = per_head(numbers["estimate"], ds.sizes["head"] * (ds.sizes["layer"] - 1))
@@ -100,7 +100,7 @@ def residual_component(ds: xr.Dataset, inference: InferenceConfig) -> Iterator[E
         yield Evidence("C3", "b", what, "nats", condition="repeat", reason="needs the condition repeat in the dump")
 
 
-def closed_system(ds: xr.Dataset, inference: InferenceConfig) -> Iterator[Evidence]:
+def closed_system(ds: xr.Dataset, inference: Inference) -> Iterator[Evidence]:
     """C4 and the trajectory parts of C8: departure, constancy under BOS, variation without."""
     if "trajectory_departure" not in ds:
         reason = "needs trajectory_departure, which dumps of this version hold: dump again"
@@ -122,7 +122,7 @@ def closed_system(ds: xr.Dataset, inference: InferenceConfig) -> Iterator[Eviden
     yield from _fingerprints(ds, inference)
 
 
-def _fingerprints(ds: xr.Dataset, inference: InferenceConfig) -> Iterator[Evidence]:
+def _fingerprints(ds: xr.Dataset, inference: Inference) -> Iterator[Evidence]:
     """C8 c: first tokens told apart by their trajectories."""
     what = "distance between minus within first tokens"
     repeated = _conditions(ds, "bos=tokens:")
@@ -158,7 +158,7 @@ def _largest(claim: str, part: str, what: str, rows: pd.DataFrame, condition: st
     )
 
 
-def sink_readers(ds: xr.Dataset, inference: InferenceConfig) -> Iterator[Evidence]:
+def sink_readers(ds: xr.Dataset, inference: Inference) -> Iterator[Evidence]:
     """C5 and the anchor part of C8: sink-reading heads, what they react to, what they look for."""
     anchored = _conditions(ds, "bos@") if "anchor_attention" in ds else []
     try:
@@ -184,7 +184,7 @@ def sink_readers(ds: xr.Dataset, inference: InferenceConfig) -> Iterator[Evidenc
         yield Evidence("C8", "a", what, condition="bos@P", reason=reason)
 
 
-def _sink_heads(heads: pd.DataFrame, epsilon: float, inference: InferenceConfig) -> Evidence:
+def _sink_heads(heads: pd.DataFrame, epsilon: float, inference: Inference) -> Evidence:
     """How many heads read position 0: those above eps for sure, and those that may be.
 
     The interval counts heads that are significantly above eps, and heads that are not significantly below; p is Simes'
@@ -202,7 +202,7 @@ def _sink_heads(heads: pd.DataFrame, epsilon: float, inference: InferenceConfig)
     )  # fmt: skip
 
 
-def _displacement(ds: xr.Dataset, inference: InferenceConfig) -> Evidence:
+def _displacement(ds: xr.Dataset, inference: Inference) -> Evidence:
     """Displacement of sink-reading heads minus that of the others, averaged over the depths of replacement."""
     what, condition = "displacement of sink-reading heads minus others", "trajectory=token:ID@L"
     names = _conditions(ds, "trajectory=token:")
@@ -222,15 +222,15 @@ def _displacement(ds: xr.Dataset, inference: InferenceConfig) -> Evidence:
     return Evidence("C5", "b", what, "nats^2", _ABOVE_0, condition, estimate, low, high, min(1.0, 2 * p), reason=reason)
 
 
-def replaced_bos(ds: xr.Dataset, inference: InferenceConfig) -> Iterator[Evidence]:
+def replaced_bos(ds: xr.Dataset, inference: Inference) -> Iterator[Evidence]:
     """C7: removal at early queries by every replacement that was recorded, whatever its sign."""
-    what = f"removal, {_EARLY}"
+    what = f"removal, {EARLY_BIN}"
     names = _conditions(ds, "bos=")
     if not names:
         yield Evidence("C7", "a", what, condition="bos=...", reason="needs a condition such as bos=mean in the dump")
         return
     found = removal(_only(ds, BASELINE, *names), names, **inference.options()).table
-    found = found[found.queries == _EARLY]
+    found = found[found.queries == EARLY_BIN]
     for name in names:
         rows = found[found.condition == name]
         if not len(rows):
@@ -275,12 +275,12 @@ def no_early(ds: xr.Dataset) -> str:
     """Say why a dump has no early queries, and what to do about it."""
     return (
         f"sequences of {ds.sizes['query']} tokens with offsets {ds.offset.values.tolist()} have no early queries "
-        f"{_EARLY}: dump longer ones, with offset 0 or 1"
+        f"{EARLY_BIN}: dump longer ones, with offset 0 or 1"
     )
 
 
 #: What is asked of a single dump, and which claims it is evidence of.
-QUESTIONS: tuple[tuple[Callable[[xr.Dataset, InferenceConfig], Iterator[Evidence]], frozenset[str]], ...] = (
+QUESTIONS: tuple[tuple[Callable[[xr.Dataset, Inference], Iterator[Evidence]], frozenset[str]], ...] = (
     (absolute_position, frozenset({"C1"})),
     (mask_component, frozenset({"C2"})),
     (residual_component, frozenset({"C3"})),
@@ -290,10 +290,8 @@ QUESTIONS: tuple[tuple[Callable[[xr.Dataset, InferenceConfig], Iterator[Evidence
 )
 
 
-def require_dump(ds: xr.Dataset) -> None:
-    """Raise InputError unless a dataset is a dump with a baseline."""
-    needed = ("logit", "sink_logit", "log_denominator_rest", "token_id", "visible_keys")
-    if missing := [name for name in needed if name not in ds]:
-        raise InputError(f"Claims are tested on whole dumps (open_dump); this dataset lacks {', '.join(missing)}.")
-    if not ds.condition.ndim or BASELINE not in ds.condition.values.tolist():
-        raise InputError(f"Claims are tested on dumps with the condition {BASELINE!r}.")
+def require_dump(data: object) -> xr.Dataset:
+    """Return a dump with a baseline, or raise InputError."""
+    ds = whole_dump(data, ("token_id",), "Claims are tested on whole dumps")
+    labels("condition", [BASELINE], ds.condition.values.tolist(), "text")
+    return ds

@@ -1,10 +1,12 @@
 """One row per head: what every table by head says of it, side by side, to be sorted and filtered."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 
-from posstats.report.elements import cell, framed, heading, identifier
+from markupsafe import Markup
+
+from posstats.report.elements import identifier, render
 from posstats.report.reading import WrittenTable
 from posstats.vocabulary import BASELINE, LOG_ATTENTION, RESIDUAL
 
@@ -36,14 +38,34 @@ _FILTERS = {
     "leakage": ("leakage is significant", 0, "leakage_q"),
     "mask": ("mask share is significant", 1, "q"),
     "residual": ("residual share is significant", 2, "q"),
-    "withheld": ("share is withheld", 2, "note"),
+    "withheld": ("share is withheld", 2, "estimate"),
     "slope": ("log attention has a slope on position", 3, "q"),
     "spline": ("log attention varies with position (spline)", 3, "spline_q"),
     "sink": ("reads position 0", 4, "sink_reading"),
 }
 
 
-def heads_html(tables: Mapping[str, WrittenTable], dump: str, level: float) -> str:
+@dataclass(frozen=True, slots=True)
+class _Cell:
+    """Where a cell is taken from; `row` is None where the table has none of this head."""
+
+    table: WrittenTable
+    row: int | None
+    column: str
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """What the tables say of one head, and the filters that it meets."""
+
+    layer: int
+    head: int
+    meets: list[str]
+    cells: list[_Cell]
+
+
+def heads_html(tables: Mapping[str, WrittenTable], dump: str, level: float) -> Markup:
     """Return the per-head table of a dump with its filters; empty where no table is by head.
 
     Parameters
@@ -57,56 +79,38 @@ def heads_html(tables: Mapping[str, WrittenTable], dump: str, level: float) -> s
 
     Returns
     -------
-    str
+    markupsafe.Markup
     """
     groups = {k: (group, tables[group.table]) for k, group in enumerate(_GROUPS) if group.table in tables}
     if not groups:
-        return ""
-    rows = {k: group.rows(table) for k, (group, table) in groups.items()}
-    heads = sorted(set().union(*rows.values()))
+        return Markup()
+    numbers = {k: group.rows(table) for k, (group, table) in groups.items()}
     filters = {key: entry for key, entry in _FILTERS.items() if entry[1] in groups}
-    top = '<td role="cell"></td>' + "".join(
-        f'<th scope="colgroup" role="columnheader" colspan="{len(group.columns)}">{escape(group.title)}</th>'
-        for group, _ in groups.values()
+    rows = []
+    for layer, head in sorted(set().union(*numbers.values())):
+        at = {k: numbers[k].get((layer, head)) for k in groups}
+        raw = {k: groups[k][1].raw[row] for k, row in at.items() if row is not None}
+        meets = [key for key, (_, k, column) in filters.items() if k in raw and _meets(raw[k], column, level)]
+        cells = [
+            _Cell(table, at[k], column, _kind(group.columns, column, k in raw and _is_finding(raw[k], column, level)))
+            for k, (group, table) in groups.items()
+            for column in group.columns
+        ]
+        rows.append(_Row(layer, head, meets, cells))
+    counts = Counter(key for row in rows for key in row.meets)
+    return render(
+        "heads.html",
+        name=identifier("heads", dump),
+        caption=_caption(dump, level, "sinks" in tables),
+        groups=list(groups.values()),
+        layers={layer: layer for layer in sorted({row.layer for row in rows})},
+        filters={key: f"{text} ({counts[key]})" for key, (text, *_) in filters.items()},
+        rows=rows,
     )
-    bottom = '<th scope="col" role="columnheader" class="text" title="layer and head">head</th>' + "".join(
-        heading(table.headings[column], column, column in table.numeric)
-        for group, table in groups.values()
-        for column in group.columns
-    )
-    body, counts = [], dict.fromkeys(filters, 0)
-    for number, head in enumerate(heads):
-        cells, met = [], []
-        for key, (_, k, column) in filters.items():
-            if head in rows[k] and _meets(groups[k][1].raw[rows[k][head]][column], column, level):
-                met.append(key)
-                counts[key] += 1
-        for k, (group, table) in groups.items():
-            for place, column in enumerate(group.columns):
-                kind = "first" if place == 0 else ""
-                if head not in rows[k]:
-                    cells.append(f'<td role="cell" class="number {kind}" data-value="">–</td>')
-                    continue
-                strong = _is_finding(table.raw[rows[k][head]], column, level)
-                cells.append(cell(table, rows[k][head], column, f"{kind} {'significant' if strong else ''}".strip()))
-        layer, index = head
-        body.append(
-            f'<tr role="row" data-layer="{layer}" data-head="{index}" data-meets="{" ".join(met)}">'
-            f'<th scope="row" role="rowheader" data-value="{number}">L{layer}H{index}</th>{"".join(cells)}</tr>'
-        )
-    layers = sorted({layer for layer, _ in heads})
-    thead = f'<thead role="rowgroup"><tr role="row">{top}</tr><tr role="row">{bottom}</tr></thead>'
-    name = identifier("heads", dump)
-    return (
-        f'<div class="heads" id="{name}"><div class="filters" hidden>'
-        + _select(f"{name}-layer", "layer", "Layer", {str(layer): str(layer) for layer in layers})
-        + _select(
-            f"{name}-meets", "meets", "Heads whose", {key: f"{filters[key][0]} ({counts[key]})" for key in filters}
-        )
-        + f'<output aria-live="polite">{len(heads)} of {len(heads)} heads</output></div>'
-        + framed(_caption(dump, level, "sinks" in tables), thead, "\n".join(body), "wide")
-        + "</div>"
-    )
+
+
+def _kind(columns: Sequence[str], column: str, strong: bool) -> str:
+    return " ".join([*(["first"] if column == columns[0] else []), *(["significant"] if strong else [])])
 
 
 def _caption(dump: str, level: float, sinks: bool) -> str:
@@ -117,20 +121,13 @@ def _caption(dump: str, level: float, sinks: bool) -> str:
 def _is_finding(row: Mapping[str, str], column: str, level: float) -> bool:
     """Whether a q-value stands for what its heading says: that of a head below the threshold of sinks does not."""
     asked = column in ("q", "leakage_q", "spline_q") and row.get("sink_reading", "True") == "True"
-    return asked and _meets(row[column], column, level)
+    return asked and _meets(row, column, level)
 
 
-def _meets(value: str, column: str, level: float) -> bool:
+def _meets(row: Mapping[str, str], column: str, level: float) -> bool:
+    value = row[column]
     if column == "sink_reading":
         return value == "True"
-    if column == "note":
-        return value.startswith("withheld")
+    if column == "estimate":
+        return value == ""
     return value != "" and float(value) < 1 - level
-
-
-def _select(name: str, key: str, label: str, options: Mapping[str, str]) -> str:
-    entries = "".join(f'<option value="{escape(value)}">{escape(text)}</option>' for value, text in options.items())
-    return (
-        f'<label for="{name}">{label}</label> <select id="{name}" data-key="{key}"><option value="">all</option>'
-        f"{entries}</select> "
-    )

@@ -1,9 +1,8 @@
 """The methods paragraph of a paper, with the settings of these results filled in."""
 
-import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 
-from posstats.report.reading import Recording, Results
+from posstats.report.reading import Recording, Results, WrittenTable
 from posstats.study.config import AnalysisConfig
 
 #: Table -> what was done, in the order of the paragraph. Definitions are those of docs/method.md.
@@ -56,8 +55,12 @@ def methods_paragraph(results: Results, config: AnalysisConfig) -> str:
     inference = config.inference
     tables = [table for answer in results.answers for table in answer.tables.values()]
     names = {table.name for table in tables}
-    text = "".join(_recorded(name, results.described[name], one) for name, one in results.recordings.items())
-    offsets = _common(note for table in tables for note in table.notes if note.startswith("Offsets "))
+    text = "".join(
+        _recorded(name, results.described[name].description, recording)
+        for name, recording in results.recordings.items()
+    )
+    recorded = [table.table.settings["offsets"] for table in tables if table.table.settings.get("offsets")]
+    offsets = " or ".join(dict.fromkeys(f"{', '.join(map(str, one))} tokens" for one in recorded))
     at = f" At the offsets {offsets}," if offsets else " At every recorded offset d,"
     text += (
         f"{at.lstrip()} log attention log A[i, i-d] was decomposed exactly into five additive terms: relative (the "
@@ -66,17 +69,17 @@ def methods_paragraph(results: Results, config: AnalysisConfig) -> str:
     )
     alpha = f"{1 - results.level:.2g}"
     text += "".join(sentence.format(alpha=alpha) for table, sentence in _SENTENCES.items() if table in names)
-    intervals = _grouped((table.title, note) for table in tables for note in table.notes if "% intervals: " in note)
+    intervals = _grouped(tables, "intervals")
     text += "The resampling unit of every interval and test is the document. "
     text += f"All intervals are {100 * results.level:g}% intervals"
     text += f" ({intervals}). " if intervals else ". "
-    nulls = _grouped((table.title, note) for table in tables for note in table.notes if note.startswith("p: "))
+    nulls = _grouped(tables, "p")
     text += f"p-values, with their null hypotheses: {nulls}. " if nulls else ""
     if "sign-flip" in nulls:
         text += (
             f"Sign-flip tests draw {inference.n_permutations} random flips of whole documents, p = (b + 1)/(n + 1). "
         )
-    families = _grouped((table.title, note) for table in tables for note in table.notes if note.startswith("q: "))
+    families = _grouped(tables, "q")
     text += f"q-values are adjusted within families: {families}. " if families else ""
     text += (
         f"All draws are seeded (seed {inference.seed}). The estimators are those of posstats; they are not the metric "
@@ -114,16 +117,10 @@ def _recorded(name: str, described: str, recording: Recording | None) -> str:
     return f"{text}. "
 
 
-def _common(notes: Iterable[str]) -> str:
-    """The offsets that all footnotes state, or all that are stated."""
-    stated = dict.fromkeys(found[1] for note in notes if (found := re.match(r"Offsets (.*? tokens)\.", note)))
-    return " or ".join(stated)
-
-
-def _grouped(found: Iterable[tuple[str, str]]) -> str:
-    """What footnotes say of intervals, tests or families, with the tables that say so."""
+def _grouped(tables: Sequence[WrittenTable], what: str) -> str:
+    """What tables say of intervals, tests or families, with the titles of those that say the same."""
     titles: dict[str, dict[str, None]] = {}
-    for title, note in found:
-        said = re.sub(r"^(p|q|[\d.]+% intervals): ", "", note).split(". Resampling unit")[0].rstrip(".")
-        titles.setdefault(said, {})[title[:1].lower() + title[1:]] = None
-    return "; ".join(f"{', '.join(names)}: {said}" for said, names in titles.items())
+    for table in tables:
+        if stated := table.table.rests_on.get(what):
+            titles.setdefault(stated, {})[table.title[:1].lower() + table.title[1:]] = None
+    return "; ".join(f"{', '.join(names)}: {stated}" for stated, names in titles.items())

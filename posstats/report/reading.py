@@ -1,33 +1,32 @@
 """Read back what an analysis wrote: its tables, its figures, and the recordings they rest on.
 
-Every table is read twice: from the CSV, whose digits are the numbers, and from the Markdown beside it, which has title,
-units, footnotes and the numbers rounded for people. The page shows the latter and keeps the former behind each cell.
+Everything is read from JSON: a table from the file beside its CSV, an answer from its manifest. The page shows numbers
+rounded for people and keeps the number itself behind each cell.
 """
 
-import csv
 import hashlib
 import json
 import logging
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from posstats.dataset.store import open_dump
 from posstats.errors import InputError
-from posstats.results.cells import column_cells, interval_cells
 from posstats.study.analysis import changes
 from posstats.study.config import AnalysisConfig
+from posstats.tables.headline import HEADLINE
+from posstats.tables.table import Table, contents_of
 
 logger = logging.getLogger(__name__)
 
 #: Columns of the headline table that its lines must agree in.
 _LINE = ("quantity", "unit", "estimate", "low", "high", "p", "q", "note")
 _AGAIN = "run posstats analyze again"
+#: Sizes of a dump, as the headline table and as the dump has them.
+_SIZES = ("n_sequences", "n_tokens", "n_documents")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,26 +39,37 @@ class WrittenTable:
         File name without ending.
     folder : Path
         Where its files are.
-    title : str
-        One line.
+    table : Table
     headings : dict of str to str
         Column -> heading with its unit. The limits of an interval share the heading of `low`.
     raw, shown : tuple of dict of str to str
-        A row each, by column: the digits of the CSV, and the text of the Markdown (`low` holds the interval).
+        A row each, by column: every digit, as the CSV spells it, and the cell for people (`low` holds the interval).
     numeric : frozenset of str
         Columns that are set as numbers.
-    notes : tuple of str
-        Footnotes.
     """
 
     name: str
     folder: Path
-    title: str
+    table: Table
     headings: dict[str, str]
     raw: tuple[dict[str, str], ...]
     shown: tuple[dict[str, str], ...]
     numeric: frozenset[str]
-    notes: tuple[str, ...]
+
+    @property
+    def title(self) -> str:
+        """Its title."""
+        return self.table.title
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Its footnotes."""
+        return self.table.notes
+
+    @property
+    def by_head(self) -> bool:
+        """Whether a row is about one head."""
+        return {"layer", "head"} <= set(self.headings)
 
     def file(self, ending: str) -> Path:
         """One of its files."""
@@ -82,7 +92,7 @@ class Answer:
     digest : str
         Of everything the answer rests on.
     headline : tuple of dict
-        Its lines of the headline table.
+        Its lines of the headline table, values as CSV spells them.
     tables : dict of str to WrittenTable
     figures : dict of str to Path
         File name without ending -> the PNG; the PDF lies beside it.
@@ -91,7 +101,7 @@ class Answer:
     dump: str
     question: str
     digest: str
-    headline: tuple[dict[str, Any], ...]
+    headline: tuple[dict[str, str], ...]
     tables: dict[str, WrittenTable]
     figures: dict[str, Path]
 
@@ -104,24 +114,28 @@ class Recording:
     ----------
     path : Path
     sizes : dict of str to int
-        Size of every dimension.
-    documents : int
+        Size of every dimension; of `n_sequences`, `n_tokens` and `n_documents` too.
     conditions : tuple of str
-    offsets : tuple of int
     attributes : dict of str to object
     """
 
     path: Path
     sizes: dict[str, int]
-    documents: int
     conditions: tuple[str, ...]
-    offsets: tuple[int, ...]
     attributes: dict[str, Any]
 
-    @property
-    def design(self) -> str:
-        """Sequences, tokens and documents, in the words of the headline table's footnote."""
-        return f"{self.sizes['sequence']} sequences of {self.sizes['query']} tokens from {self.documents} documents"
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """What the headline table says of a dump (:func:`posstats.tables.headline.describe`)."""
+
+    model: str
+    simulated: bool
+    n_sequences: int
+    n_tokens: int
+    n_documents: int
+    warnings: tuple[str, ...]
+    description: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +148,7 @@ class Results:
     headline : WrittenTable
     level : float
         Confidence level of the intervals.
-    described : dict of str to str
+    described : dict of str to Described
         Dump -> what the headline table says of it.
     recordings : dict of str to Recording or None
         Dump -> what its file says, None where the file is not here.
@@ -146,18 +160,22 @@ class Results:
     folder: Path
     headline: WrittenTable
     level: float
-    described: dict[str, str]
+    described: dict[str, Described]
     recordings: dict[str, Recording | None]
     answers: tuple[Answer, ...]
     missing: tuple[str, ...] = field(default=())
 
     def tables(self, dump: str) -> dict[str, WrittenTable]:
         """Tables of one dump by name; of a name that was taken, by question and name."""
-        found: dict[str, WrittenTable] = {}
-        for one in self.answers:
-            for name, table in one.tables.items() if one.dump == dump else ():
-                found[f"{one.question}-{name}" if name in found else name] = table
-        return found
+        named: dict[str, WrittenTable] = {}
+        for answer in self.answers:
+            for name, table in answer.tables.items() if answer.dump == dump else ():
+                named[f"{answer.question}-{name}" if name in named else name] = table
+        return named
+
+    def figures(self, dump: str) -> list[Path]:
+        """Figures of one dump."""
+        return [path for answer in self.answers if answer.dump == dump for path in answer.figures.values()]
 
 
 def read_results(folder: Path, dumps: Mapping[str, Path], questions: Sequence[str]) -> Results:
@@ -181,23 +199,22 @@ def read_results(folder: Path, dumps: Mapping[str, Path], questions: Sequence[st
     InputError
         If there are no results, a file is not as the analysis left it, or a dump is not the one they rest on.
     """
-    if not (folder / "headline.csv").is_file():
+    if not (folder / f"{HEADLINE}.csv").is_file():
         raise InputError(f"there are no results in {folder}; run posstats analyze first")
-    headline = read_table(folder, "headline")
-    level = re.match(r"([\d.]+)% intervals", " ".join(headline.notes[:1]))
-    if level is None:
-        raise InputError(f"{folder / 'headline.md'} does not say which level its intervals have; {_AGAIN}")
-    described = {name: _after(headline.notes, f"{name}: ") for name in dumps}
+    headline = read_table(folder, HEADLINE)
+    described = _described(headline)
     recordings = {name: _recording(path) if path.is_file() else None for name, path in dumps.items()}
     for name, recording in recordings.items():
-        if not described[name]:
+        if name not in described:
             raise InputError(f"the results in {folder} know no dump {name!r}; {_AGAIN}")
-        if recording is not None and recording.design not in described[name]:
+        if recording and any(recording.sizes[size] != getattr(described[name], size) for size in _SIZES):
+            n_sequences, n_tokens, n_documents = (recording.sizes[size] for size in _SIZES)
             raise InputError(
-                f"{recording.path} holds {recording.design}, while the results in {folder} rest on {described[name]}; "
-                f"{_AGAIN}"
+                f"{recording.path} holds {n_sequences} sequences of {n_tokens} tokens from {n_documents} documents, "
+                f"while the results in {folder} rest on {described[name].description}; {_AGAIN}"
             )
-    answers, missing = [], []
+    answers: list[Answer] = []
+    missing: list[str] = []
     for name in dumps:
         for question in questions:
             answer = _answer(folder / name / question, name, question)
@@ -205,10 +222,9 @@ def read_results(folder: Path, dumps: Mapping[str, Path], questions: Sequence[st
                 missing.append(f"{question} of {name}")
             else:
                 answers.append(answer)
-    _check_headline(headline, folder, {name: [one for one in answers if one.dump == name] for name in dumps}, missing)
-    return Results(
-        folder, headline, float(level[1]) / 100, described, recordings, tuple(answers), tuple(missing)
-    )  # fmt: skip
+    _check_headline(headline, {name: [one for one in answers if one.dump == name] for name in dumps}, bool(missing))
+    described = {name: described[name] for name in dumps}
+    return Results(folder, headline, headline.table.level, described, recordings, tuple(answers), tuple(missing))
 
 
 def outdated_answers(config: AnalysisConfig, dumps: Mapping[str, Path], folder: Path) -> list[str]:
@@ -268,7 +284,7 @@ def read_table(folder: Path, name: str) -> WrittenTable:
     Raises
     ------
     InputError
-        If its CSV and Markdown cannot be read or are not of the same table.
+        If its JSON cannot be read or is not of a table.
 
     Examples
     --------
@@ -285,36 +301,27 @@ def read_table(folder: Path, name: str) -> WrittenTable:
     ('0.6666666666666666', '0.667', '[0.500, 0.750]')
     """
     try:
-        with (folder / f"{name}.csv").open(encoding="utf-8", newline="") as file:
-            columns, *rows = csv.reader(file)
-        lines = (folder / f"{name}.md").read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError, ValueError) as error:
-        raise InputError(f"cannot read the table {folder / name} as CSV and Markdown: {error}; {_AGAIN}") from error
-    grid = [_cells(line) for line in lines if line.startswith("|")]
-    one_heading = [column for column in columns if not (column == "high" and "low" in columns)]
-    if len(grid) != len(rows) + 2 or any(len(cells) != len(one_heading) for cells in grid):
-        raise InputError(f"{name}.csv and {name}.md in {folder} are not of the same table; {_AGAIN}")
-    headings, alignment, *shown = grid
+        table = Table.read(folder / f"{name}.json")
+    except InputError as error:
+        raise InputError(f"{error}; {_AGAIN}") from error
+    view = table.view
     return WrittenTable(
         name,
         folder,
-        lines[0].removeprefix("### "),
-        dict(zip(one_heading, headings, strict=True)),
-        tuple(dict(zip(columns, row, strict=True)) for row in rows),
-        tuple(dict(zip(one_heading, cells, strict=True)) for cells in shown),
-        frozenset(column for column, mark in zip(one_heading, alignment, strict=True) if mark == "---:"),
-        tuple(line.removeprefix("- ") for line in lines if line.startswith("- ")),
+        table,
+        dict(zip(view.names, view.header, strict=True)),
+        tuple({str(key): _spelled(value) for key, value in row.items()} for row in table.frame.to_dict("records")),
+        tuple(dict(zip(view.names, row, strict=True)) for row in view.rows),
+        frozenset(name for name, left in zip(view.names, view.left, strict=True) if not left),
     )
 
 
-def _cells(line: str) -> list[str]:
-    r"""Cells of a row of Markdown, in which ``\|`` and ``\\`` stand for the characters themselves."""
-    found = re.findall(r" ((?:\\.|[^\\|])*) \|", line[1:])
-    return [re.sub(r"\\(.)", r"\1", cell).strip() for cell in found]
-
-
-def _after(notes: Sequence[str], start: str) -> str:
-    return next((note.removeprefix(start).removesuffix(".") for note in notes if note.startswith(start)), "")
+def _described(headline: WrittenTable) -> dict[str, Described]:
+    try:
+        dumps = headline.table.settings["dumps"]
+        return {name: Described(**facts | {"warnings": tuple(facts["warnings"])}) for name, facts in dumps.items()}
+    except (KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{headline.file('json')} does not say what dumps it is about: {error}; {_AGAIN}") from error
 
 
 def _answer(folder: Path, dump: str, question: str) -> Answer | None:
@@ -324,7 +331,7 @@ def _answer(folder: Path, dump: str, question: str) -> Answer | None:
     try:
         record = json.loads(manifest.read_text(encoding="utf-8"))
         digest, files = str(record["digest"]), dict(record["files"])
-        headline = tuple(dict(line) for line in record["headline"])
+        headline = tuple({key: _spelled(line[key]) for key in _LINE} for line in record["headline"])
         contents = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in files}
         dict(record["rests_on"])  # what :func:`posstats.study.analysis.changes` looks at
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -343,51 +350,33 @@ def _answer(folder: Path, dump: str, question: str) -> Answer | None:
     )
 
 
-def _check_headline(
-    headline: WrittenTable, folder: Path, answers: Mapping[str, Sequence[Answer]], missing: Sequence[str]
-) -> None:
-    """Raise InputError unless the lines of the headline table are those of the answers, as they were rounded."""
-    for name, found in answers.items():
-        rows = headline.find(dump=name)
-        raw = [_line(headline.raw[row]) for row in rows]
-        expected = [_line(line) for one in found for line in one.headline]
+def _check_headline(headline: WrittenTable, answers: Mapping[str, Sequence[Answer]], incomplete: bool) -> None:
+    """Raise InputError unless the lines of the headline table are those of the answers, in each of its files."""
+    other = "the headline table {} is not that of the answers about {} that lie beside it; {}"
+    for name, given in answers.items():
+        raw = [{key: headline.raw[row][key] for key in _LINE} for row in headline.find(dump=name)]
+        expected = [line for answer in given for line in answer.headline]
         # Where an answer is missing, so is what its lines could be compared with.
-        same = all(line in raw for line in expected) if missing else raw == expected
-        shown = all(_rounded(headline.raw[row]).items() <= headline.shown[row].items() for row in rows)
-        if not (same and shown):
-            raise InputError(
-                f"the headline table in {folder} is not that of the answers about {name} that lie beside it; {_AGAIN}"
-            )
-
-
-def _rounded(row: Mapping[str, str]) -> dict[str, str]:
-    """Estimate, interval, p and q of a line as tables print them."""
-    frame = pd.DataFrame({name: [_number(row[name])] for name in ("estimate", "low", "high", "p", "q")}, dtype=object)
-    cells = {name: column_cells(frame, name)[0] for name in ("estimate", "p", "q")}
-    return cells | {"low": interval_cells(frame)[0]}
-
-
-def _line(line: Mapping[str, Any]) -> dict[str, str]:
-    """A line of the headline table, its numbers as CSV spells them."""
-    return {name: _spelled(line[name]) for name in _LINE}
+        if not (all(line in raw for line in expected) if incomplete else raw == expected):
+            raise InputError(other.format(headline.file("json"), name, _AGAIN))
+    for file, content in contents_of(headline.table, headline.name).items():
+        path = headline.folder / file
+        if not path.is_file() or path.read_bytes() != content.encode():
+            raise InputError(other.format(path, ", ".join(answers), _AGAIN))
 
 
 def _spelled(value: Any) -> str:
+    """A value as CSV spells it."""
     return "" if isinstance(value, float) and math.isnan(value) else str(value)
-
-
-def _number(text: str) -> float | int:
-    """The number that a cell of CSV spells."""
-    return int(text) if re.fullmatch(r"-?\d+", text) else float(text or "nan")
 
 
 def _recording(path: Path) -> Recording:
     with open_dump(path) as dataset:
+        sizes = {str(name): size for name, size in dataset.sizes.items()}
+        own = (sizes["sequence"], sizes["query"], len(set(dataset.document.values.tolist())))
         return Recording(
             path,
-            {str(name): size for name, size in dataset.sizes.items()},
-            len(set(dataset.document.values.tolist())),
+            sizes | dict(zip(_SIZES, own, strict=True)),
             tuple(map(str, dataset.condition.values)),
-            tuple(dataset.offset.values.tolist()),
             {str(name): value for name, value in dataset.attrs.items()},
         )

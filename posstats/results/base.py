@@ -1,17 +1,22 @@
 """Result objects: one tidy table each, which feeds data frame, dataset, text and HTML, and checks its arithmetic."""
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, field, fields
 from html import escape
 from numbers import Integral
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Self
 
+import numpy as np
 import pandas as pd
 import xarray as xr
+from numpy.typing import NDArray
 
+from posstats.arguments import shown, whole_number
 from posstats.errors import InputError, NumericalError
 from posstats.results.cells import View, unit_text, view_of
 from posstats.results.columns import COLUMNS
+from posstats.stats.inference.options import INTERVAL_METHODS
 from posstats.vocabulary import RESIDUAL, RESIDUAL_TERMS, TERMS
 
 if TYPE_CHECKING:
@@ -23,6 +28,10 @@ KEYS = ("condition", "contrast", "layer", "head", "queries", "term")
 IN_UNITS = ("estimate", "se", "low", "high")
 #: Rows that a view of a result shows.
 SHOWN = 40
+#: The queries of most estimates.
+ALL_QUERIES = "max offset < i < T - 1"
+_EARLY_OR_BIN = "those of the bin (early: 2 <= i < 16), departing from the mean over i >= T/2"
+_ADJUSTMENTS = {"bh": "Benjamini-Hochberg", "by": "Benjamini-Yekutieli", "holm": "Holm"}
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -37,7 +46,7 @@ class Result:
     settings : dict
         What the numbers rest on: level, interval method, replicates, seed, documents, sequences, offsets, family of q.
     notes : tuple of str
-        Warnings that belong beside the numbers.
+        Warnings that belong beside the numbers; a :class:`posstats.vocabulary.Note` says of which kind.
     """
 
     table: pd.DataFrame
@@ -49,6 +58,14 @@ class Result:
     units: ClassVar[str] = ""
     #: Column -> unit, of the columns that have another one.
     column_units: ClassVar[dict[str, str]] = {}
+    #: Columns that say which estimate a row is; those of :data:`KEYS` that the table has, where empty.
+    key_columns: ClassVar[tuple[str, ...]] = ()
+    #: Which queries the rows are about.
+    queries: ClassVar[str] = ""
+    #: The test of p and its null hypothesis, in quotation marks; in braces, settings of the result.
+    null: ClassVar[str] = ""
+    #: The rows over which q adjusts p.
+    family: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
         self.check()
@@ -62,32 +79,109 @@ class Result:
     @property
     def keys(self) -> list[str]:
         """Key columns of this table."""
-        return [name for name in KEYS if name in self.table]
-
-    def to_dataframe(self) -> pd.DataFrame:
-        """Return a copy of the tidy table."""
-        return self.table.copy()
+        return list(self.key_columns) or [name for name in KEYS if name in self.table]
 
     @property
     def all_units(self) -> dict[str, str]:
         """Column -> unit, those of the estimates first."""
         return dict.fromkeys(IN_UNITS, self.units) | self.column_units
 
+    @property
+    def rests_on(self) -> dict[str, str]:
+        """What the numbers rest on.
+
+        Those that apply of "intervals" (their method), "queries", "p" (test and null hypothesis) and "q" (adjustment
+        and family).
+
+        Examples
+        --------
+        >>> import posstats as ps
+        >>> result = ps.leakage(ps.simulate(n=30, length=32, seed=0).dataset, octaves=False, n_permutations=99)
+        >>> result.rests_on["p"]
+        'one-sided sign-flip test of "no absolute position" (99 flips)'
+        """
+        settings = self.settings
+        intervals = str(settings.get("standard_errors", ""))
+        if "interval" in settings:
+            intervals = INTERVAL_METHODS[str(settings["interval"])]
+            if "n_resamples" in settings:  # a jackknife draws no replicates
+                intervals += f"; {settings['n_resamples']} bootstrap replicates, seed {settings['seed']}"
+        adjustment = _ADJUSTMENTS.get(str(settings.get("adjustment")), "")
+        family = f"{adjustment} over {self.family}" if adjustment and self.family else ""
+        stated = {"intervals": intervals, "queries": self.queries, "p": self.null.format_map(settings), "q": family}
+        return {name: text for name, text in stated.items() if text}
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """Return a copy of the tidy table."""
+        return self.table.copy()
+
+    def sel(self, **where: object) -> Self:
+        """Return the rows of which key columns have given values, as a result of the same kind.
+
+        Intervals, p and q stay those of the whole: a family of q-values is not made smaller by a look at a part of it.
+
+        Parameters
+        ----------
+        **where
+            Key column -> the value, or a list of values, such as ``term="mask", layer=[0, 1]``.
+
+        Returns
+        -------
+        Result
+
+        Raises
+        ------
+        InputError
+            If a name is not a key column of this result, or no row has the value.
+
+        Examples
+        --------
+        >>> import posstats as ps
+        >>> result = ps.shares(ps.simulate(n=30, length=32, seed=0).dataset, octaves=False)
+        >>> result.sel(term=["mask", "residual"]).table.term.tolist()
+        ['mask', 'residual']
+        """
+        rows = self.table
+        for name, value in where.items():
+            if name not in self.keys:
+                raise InputError(f"{self.title} has no key column {name!r}; it has {', '.join(self.keys)}.")
+            there = pd.unique(self.table[name]).tolist()
+            values = list(value) if isinstance(value, list | tuple | np.ndarray) else [value]
+            if absent := [one for one in values if one not in there]:
+                raise InputError(f"{self.title} has no {name} {absent[0]!r}; it has {', '.join(map(str, there))}.")
+            rows = rows[rows[name].isin(values)]
+        if rows.empty:
+            raise InputError(f"{self.title}: {where} selects no row.")
+        part = copy(self)  # the whole has been checked; sums over terms cannot be checked in a part
+        object.__setattr__(part, "table", rows.reset_index(drop=True))
+        return part
+
     def to_dataset(self) -> xr.Dataset:
-        """Return the table as a dataset: key columns become dimensions, the others variables with units."""
+        """Return the table as a dataset: key columns become dimensions, the others variables with units.
+
+        Labels keep the order of the rows. Where a combination of labels has no row, numbers and truth values (1 and 0)
+        are NaN and texts empty. Title, settings and notes are attributes; the dataset can be written as netCDF.
+        """
         ds = self._as_arrays()
         units = {name: unit or "see the variable unit" for name, unit in self.all_units.items()}
+        stated = self.rests_on
         for name in map(str, ds.variables):
-            described = {"units": units.get(name), "long_name": COLUMNS.get(name)}
+            if ds[name].dtype.kind == "O" and name not in ds.dims:
+                ds[name] = ds[name].dims, _plain(ds[name].to_numpy())
+            comment = stated.pop(name, None) if name in ("p", "q") else None  # null hypothesis, family
+            described = {"units": units.get(name), "long_name": COLUMNS.get(name), "comment": comment}
             ds[name].attrs = {key: text for key, text in described.items() if text}
-        ds.attrs = {key: str(value) for key, value in self.settings.items()} | {"title": self.title}
+        facts = {"title": self.title, **stated, "notes": list(map(str, self.notes))}
+        ds.attrs = {key: _attribute(value) for key, value in (self.settings | facts).items() if value != []}
         return ds
 
     def _as_arrays(self) -> xr.Dataset:
-        return self.table.set_index(self.keys).to_xarray()
+        labels = {name: pd.unique(self.table[name]) for name in self.keys}
+        return self.table.set_index(self.keys).to_xarray().reindex(labels)
 
     def summary(self, rows: int = SHOWN) -> str:
         """Return the table as text, at most `rows` rows, with settings and notes."""
+        rows = whole_number("rows", rows)
         return "\n".join([self._heading(), self._view(rows).text(), *self._below(rows)])
 
     def __repr__(self) -> str:
@@ -117,6 +211,27 @@ class Result:
         ]
 
 
+def check_result(result: object, kind: type[Result], of: str) -> None:
+    """Raise InputError unless a result is of the kind that a function takes; `of` says what returns it."""
+    if not isinstance(result, kind):
+        raise InputError(f"This takes the {kind.__name__} that {of} returns, not {shown(result)}.")
+
+
+def _plain(values: NDArray[np.object_]) -> NDArray[np.generic]:
+    """Texts with "" for what is absent, or numbers and truth values with NaN."""
+    flat = pd.Series(values.ravel(), dtype=object)
+    text = any(isinstance(value, str) for value in flat)
+    plain = flat.where(flat.notna(), "").to_numpy(object) if text else flat.to_numpy(np.float64, na_value=np.nan)
+    return plain.reshape(values.shape)
+
+
+def _attribute(value: object) -> object:
+    """A setting as netCDF can hold it: numbers, texts and sequences of them as they are, the rest as text."""
+    if isinstance(value, list | tuple):
+        return [_attribute(one) for one in value]
+    return value if isinstance(value, str | int | float) and not isinstance(value, bool) else str(value)
+
+
 def _wide(table: pd.DataFrame, column: str) -> pd.DataFrame:
     """One column with the terms side by side."""
     keys = [name for name in KEYS if name in table and name != "term"]
@@ -139,6 +254,11 @@ class LeakageResult(Result):
 
     title: ClassVar[str] = "Absolute-position leakage"
     units: ClassVar[str] = "nats^2"
+    queries: ClassVar[str] = (
+        f"{ALL_QUERIES} (bin all), summed over the offsets: compare leakage at the same offsets only"
+    )
+    null: ClassVar[str] = 'one-sided sign-flip test of "no absolute position" ({n_permutations} flips)'
+    family: ClassVar[str] = "all rows of the same condition and queries"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -152,6 +272,9 @@ class ShareResult(Result):
     title: ClassVar[str] = "Shares of absolute-position leakage"
     units: ClassVar[str] = "1"
     column_units: ClassVar[dict[str, str]] = {"leakage": "nats^2"}
+    queries: ClassVar[str] = f"{ALL_QUERIES} (bin all)"
+    null: ClassVar[str] = 'two-sided test of "the share is 0"'
+    family: ClassVar[str] = "all rows of the same condition, queries and term"
 
     def check(self) -> None:
         """Raise NumericalError unless the five shares sum to 1 and the residual to its three terms."""
@@ -172,6 +295,12 @@ class MagnitudeResult(Result):
 
     title: ClassVar[str] = "Magnitude of terms"
     units: ClassVar[str] = "nats^2"
+    queries: ClassVar[str] = _EARLY_OR_BIN
+    null: ClassVar[str] = (
+        'one-sided sign-flip test of "the departure has no mean in the bin" ({n_permutations} flips), for '
+        "log attention, logit drift and residual"
+    )
+    family: ClassVar[str] = "all rows of the same condition, queries and term"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -185,6 +314,9 @@ class RemovalResult(Result):
     title: ClassVar[str] = "Removal of the residual-stream component"
     units: ClassVar[str] = "1"
     column_units: ClassVar[dict[str, str]] = {"magnitude": "nats^2", "baseline_magnitude": "nats^2"}
+    queries: ClassVar[str] = _EARLY_OR_BIN
+    null: ClassVar[str] = 'two-sided test of "nothing is removed"'
+    family: ClassVar[str] = "all rows of the same condition and queries"
 
     def check(self) -> None:
         """Raise NumericalError unless the estimate follows from the two magnitudes."""
@@ -213,6 +345,9 @@ class PositionResult(Result):
 
     title: ClassVar[str] = "Position regression"
     units: ClassVar[str] = "nats per doubling of position"
+    queries: ClassVar[str] = ALL_QUERIES
+    null: ClassVar[str] = 'two-sided t test of "the slope is 0"; spline p, F test of "all spline coefficients are 0"'
+    family: ClassVar[str] = "all heads of the same condition and term"
 
     def model(self, *, layer: int, head: int, term: str, condition: str | None = None) -> "RegressionResultsWrapper":
         """Return the regression behind one row of the table as a fitted ``statsmodels`` results object.

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from posstats.results.columns import COLUMNS
+from posstats.vocabulary import is_path
 
 #: What a p or q below it is printed as being below.
 _SMALLEST_P = "1e-6"
@@ -18,6 +19,8 @@ class View(NamedTuple):
 
     Attributes
     ----------
+    names : list of str
+        Columns of the table; the limits of an interval share that of the lower one.
     header : list of str
         A heading per column.
     rows : list of list of str
@@ -26,6 +29,7 @@ class View(NamedTuple):
         Which columns hold text, and are set flush left.
     """
 
+    names: list[str]
     header: list[str]
     rows: list[list[str]]
     left: list[bool]
@@ -167,7 +171,7 @@ def model_name(model: str) -> str:
     ('mine', 'mine.gguf, sliding_window=32', 'org/model')
     """
     path, comma, rest = model.partition(", ")
-    if not path.startswith(("/", "./", "../", "~")) and "\\" not in path and path.count("/") < 2:
+    if not is_path(path):
         return model
     return (path.replace("\\", "/").rstrip("/").rpartition("/")[2] or path) + comma + rest
 
@@ -188,11 +192,8 @@ def is_text(column: pd.Series) -> bool:
     return any(isinstance(value, str) for value in column)
 
 
-def view_of(frame: pd.DataFrame, units: Mapping[str, str]) -> View:
-    """Cells of a result's table, under the names of its columns.
-
-    The limits of an interval share a cell, and a column of notes that says nothing is left out. Estimates come in the
-    order that columns have in all tables; metrics side by side in that of the frame.
+def view_of(frame: pd.DataFrame, units: Mapping[str, str], level: float | None = None) -> View:
+    """Cells of a table, each under a heading with its unit.
 
     Parameters
     ----------
@@ -200,6 +201,10 @@ def view_of(frame: pd.DataFrame, units: Mapping[str, str]) -> View:
         Raw numbers.
     units : mapping of str to str
         Unit of a column, where it has one.
+    level : float, optional
+        Confidence level, for a table that stands by itself: headings are words, and that of the interval names its
+        level. Without, headings are the names of columns in their usual order (metrics side by side in that of the
+        frame), every interval has a cell, and a column of notes that says nothing is left out.
 
     Returns
     -------
@@ -213,23 +218,25 @@ def view_of(frame: pd.DataFrame, units: Mapping[str, str]) -> View:
     --------------------------------------
         0             0.500  [0.250, 1.00]
         1              2.00   [1.00, 4.00]
+    >>> view_of(frame, {"estimate": "nats^2"}, level=0.95).header
+    ['layer', 'estimate (nats²)', '95% interval']
     """
-    header, columns, left = [], [], []
+    alone = level is not None
     names = [str(column) for column in frame]
-    for name in in_order(names) if "estimate" in names else names:
-        stem = name.removesuffix("low")
-        if name.endswith("high") and f"{name.removesuffix('high')}low" in frame:
+    lows = [name for name in (["low"] if alone else names) if name.endswith("low")]
+    limits = {low: f"{low[:-3]}high" for low in lows if low in names and f"{low[:-3]}high" in names}
+    shown, header, columns = [], [], []
+    for name in names if alone or "estimate" not in names else in_order(names):
+        silent = not alone and name in ("note", "reason") and not frame[name].astype(bool).any()
+        if silent or name in limits.values():
             continue
-        if name.endswith("low") and f"{stem}high" in frame:
-            header.append("[low, high]")
-            columns.append(interval_cells(frame, name, f"{stem}high"))
-            left.append(False)
-            continue
-        if name in ("note", "reason") and not frame[name].astype(bool).any():
-            continue
-        cells = column_cells(frame, name)
-        unit = unit_text(units.get(name, ""))
-        header.append(f"{name} ({unit})" if unit else name)
+        title = name.replace("_", " ") if alone else name
+        if name in limits:
+            title = f"{100 * level:g}% interval" if level is not None else "[low, high]"
+        unit = unit_text(units.get(name, "")) if alone or name not in limits else ""
+        cells = interval_cells(frame, name, limits[name]) if name in limits else column_cells(frame, name)
+        shown.append(name)
+        header.append(f"{title} ({unit})" if unit else title)
         columns.append([unit_cell(cell) for cell in cells] if name == "unit" else cells)
-        left.append(is_text(frame[name]))
-    return View(header, [list(row) for row in zip(*columns, strict=True)], left)
+    left = [name not in limits and is_text(frame[name]) for name in shown]
+    return View(shown, header, [list(row) for row in zip(*columns, strict=True)], left)

@@ -16,19 +16,11 @@ _TOLERANCE = 1e-9
 
 @dataclass(frozen=True, slots=True, repr=False)
 class MixedResult(Result):
-    """Rows of different quantities: the unit of `estimate` is a column, `unit`. As a dataset, one dimension."""
-
-    #: Columns that say which estimate a row is.
-    key_columns: ClassVar[tuple[str, ...]] = ()
-
-    @property
-    def keys(self) -> list[str]:
-        """Key columns of this table."""
-        return list(self.key_columns)
+    """Rows of different quantities: the unit of `estimate` is a column, `unit`. As a dataset, one dimension, `row`."""
 
     def _as_arrays(self) -> xr.Dataset:
         # Few combinations of the keys exist.
-        return xr.Dataset.from_dataframe(self.table.rename_axis("row"))
+        return xr.Dataset.from_dataframe(self.table.rename_axis("row")).set_coords(self.keys)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -40,6 +32,11 @@ class ContrastResult(MixedResult):
     """
 
     title: ClassVar[str] = "Contrast"
+    null: ClassVar[str] = (
+        'two-sided test of "no difference", of one side that it is 0; of leakage or a magnitude of one '
+        "run, one-sided sign-flip test ({n_permutations} flips)"
+    )
+    family: ClassVar[str] = "all rows of the same contrast and quantity"
     key_columns: ClassVar[tuple[str, ...]] = ("contrast", "quantity", "condition", "queries", "term")
 
     def check(self) -> None:
@@ -63,6 +60,11 @@ class ClaimsResult(MixedResult):
     """
 
     title: ClassVar[str] = "Claims"
+    null: ClassVar[str] = (
+        'that of the estimate, two-sided of "it is 0", of leakage and magnitudes one-sided by sign flips, of '
+        'the number of sink-reading heads of "no head is above the threshold"'
+    )
+    family: ClassVar[str] = "all p-values of one ledger, that is of one model and dump"
     key_columns: ClassVar[tuple[str, ...]] = ("model", "dump", "claim", "part", "quantity", "condition")
 
     def check(self) -> None:

@@ -33,6 +33,7 @@ class ModelLevelResult(Result):
 
     title: ClassVar[str] = "Mean share over heads"
     units: ClassVar[str] = "1"
+    null: ClassVar[str] = 'two-sided test of "the mean over heads is 0"'
 
     def check(self) -> None:
         """Raise NumericalError unless every head is either in the fit or counted as excluded."""
@@ -110,6 +111,7 @@ class TrapResult(WideResult):
     """
 
     title: ClassVar[str] = "Attribution of known fields"
+    key_columns: ClassVar[tuple[str, ...]] = ("field",)
     column_units: ClassVar[dict[str, str]] = {
         "leakage": "nats^2",
         **{f"share_{term}": "1" for term in (*TERMS[1:], "residual")},
@@ -118,11 +120,6 @@ class TrapResult(WideResult):
         "diagonal_fraction": "1",
         "sink_rate": "1",
     }
-
-    @property
-    def keys(self) -> list[str]:
-        """Key columns of this table."""
-        return ["field"]
 
     def check(self) -> None:
         """Raise NumericalError unless mask and residual shares sum to 1 and the residual to its three terms."""

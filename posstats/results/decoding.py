@@ -6,7 +6,7 @@ from typing import ClassVar
 import pandas as pd
 
 from posstats.errors import NumericalError
-from posstats.results.base import Result
+from posstats.results.base import ALL_QUERIES, Result
 
 #: Rounding allowed between a score and the sum of its parts.
 _TOLERANCE = 1e-9
@@ -24,13 +24,12 @@ class DecodingResult(Result):
 
     title: ClassVar[str] = "Decoding of log2(i + 1)"
     units: ClassVar[str] = "1"
+    key_columns: ClassVar[tuple[str, ...]] = ("condition", "layer", "part")
+    queries: ClassVar[str] = ALL_QUERIES
+    null: ClassVar[str] = 'two-sided test of "the score, or part, is 0"'
+    family: ClassVar[str] = "all layers of the same condition and part"
     #: Score of features that know nothing.
     chance: ClassVar[float] = 0.0
-
-    @property
-    def keys(self) -> list[str]:
-        """Key columns of this table."""
-        return ["condition", "layer", "part"]
 
     def check(self) -> None:
         """Raise NumericalError unless the parts add up: Shapley parts to `both`, unique and common to each group."""
@@ -57,4 +56,6 @@ class DiscriminationResult(DecodingResult):
     """
 
     title: ClassVar[str] = "Discriminability of two positions"
+    queries: ClassVar[str] = ""
+    null: ClassVar[str] = 'two-sided test of "the AUC is 1/2", of a part that it is 0'
     chance: ClassVar[float] = 0.5

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from posstats.errors import NumericalError
-from posstats.results.base import Result
+from posstats.results.base import ALL_QUERIES, Result
 
 #: Rounding allowed between numbers and what they are made of.
 _TOLERANCE = 1e-9
@@ -30,6 +30,9 @@ class SinkContrastResult(Result):
 
     title: ClassVar[str] = "Attention of sink-reading heads compared"
     units: ClassVar[str] = "1"
+    queries: ClassVar[str] = "i >= 16; under bos@P, i >= P + 16"
+    null: ClassVar[str] = 'two-sided test of "no difference"'
+    family: ClassVar[str] = "all rows of the same contrast"
 
     def check(self) -> None:
         """Raise NumericalError unless the estimate is the difference of the two means."""
@@ -57,6 +60,12 @@ class SinkResult(Result):
 
     title: ClassVar[str] = "Attention on position 0"
     units: ClassVar[str] = "1"
+    queries: ClassVar[str] = "i >= 16"
+    null: ClassVar[str] = (
+        'two-sided test of "the mean attention is {sink_epsilon}": heads significantly below it have '
+        "a small p and q too, sink reading says which lie above"
+    )
+    family: ClassVar[str] = "all heads of the same condition"
 
     def check(self) -> None:
         """Raise NumericalError where attention is no attention, or a flag does not follow from estimate and q."""
@@ -78,11 +87,13 @@ class IdentificationResult(Result):
 
     title: ClassVar[str] = "Identification of the first token"
     units: ClassVar[str] = "1"
-
-    @property
-    def keys(self) -> list[str]:
-        """Key columns of this table."""
-        return ["condition", "layers", "heads"]
+    key_columns: ClassVar[tuple[str, ...]] = ("condition", "layers", "heads")
+    queries: ClassVar[str] = "i >= 16"
+    null: ClassVar[str] = (
+        'one-sided permutation test of "heads pass on nothing of the first token" '
+        "({n_permutations} permutations of whole documents)"
+    )
+    family: ClassVar[str] = "all rows of the same condition and heads"
 
     def check(self) -> None:
         """Raise NumericalError where an accuracy lies outside [0, 1] or outside its interval."""
@@ -112,11 +123,11 @@ class TrajectoryResult(Result):
 
     title: ClassVar[str] = "Trajectory of position 0"
     units: ClassVar[str] = "1"
-
-    @property
-    def keys(self) -> list[str]:
-        """Key columns of this table."""
-        return ["condition", "quantity", "depth"]
+    key_columns: ClassVar[tuple[str, ...]] = ("condition", "quantity", "depth")
+    null: ClassVar[str] = (
+        'two-sided test of "between first tokens is as within one"; the others are described, not tested'
+    )
+    family: ClassVar[str] = "all depths of the same condition and quantity"
 
     def check(self) -> None:
         """Raise NumericalError where a mean exceeds its largest value or a verdict does not follow from it."""
@@ -139,11 +150,13 @@ class ReaderResult(Result):
     """
 
     title: ClassVar[str] = "Displacement of the residual terms by the trajectory of position 0"
-
-    @property
-    def keys(self) -> list[str]:
-        """Key columns of this table."""
-        return ["condition", "quantity"]
+    key_columns: ClassVar[tuple[str, ...]] = ("condition", "quantity")
+    queries: ClassVar[str] = ALL_QUERIES
+    null: ClassVar[str] = (
+        'two-sided test of "no difference" and of "the ratio is 1"; of one kind of heads, '
+        'one-sided sign-flip test of "nothing moves in common" ({n_permutations} flips)'
+    )
+    family: ClassVar[str] = "all rows of the same quantity"
 
     def check(self) -> None:
         """Raise NumericalError unless difference and ratio follow from the two displacements."""

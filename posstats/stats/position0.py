@@ -11,9 +11,8 @@ from posstats.stats.inference.replicates import evaluate_at, sums_at
 from posstats.stats.pair_products.components import LayerField
 from posstats.stats.pair_products.evaluate import pair_count
 from posstats.stats.pair_products.terms import Array, reference
+from posstats.vocabulary import FIRST_SINK_QUERY
 
-#: Queries before this one do not count towards the attention on position 0.
-FIRST_SINK_QUERY = 16
 #: What a head may hold at once of its replicates: their split must not depend on how many heads there are.
 _BLOCK_BYTES = 2**23
 

@@ -13,7 +13,7 @@ import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
@@ -24,14 +24,16 @@ import numpy as np
 from posstats.dataset.store import open_dump
 from posstats.errors import DumpError, FewDocumentsWarning, InputError, PosstatsError
 from posstats.execution.cluster import connected
+from posstats.execution.kept import keep, kept, rested_on
 from posstats.execution.parallel import in_processes
 from posstats.execution.progress import progress
 from posstats.execution.provenance import code_digest, file_digest
 from posstats.figures.leakage import save_figure
-from posstats.study.config import AnalysisConfig, InferenceConfig
+from posstats.stats.inference.options import Inference
+from posstats.study.config import AnalysisConfig
 from posstats.study.findings import Findings, Quantity
 from posstats.tables.headline import HEADLINE, headline_table
-from posstats.tables.table import Table, to_text, write_table
+from posstats.tables.table import Table, to_json, to_text, write_table
 from posstats.vocabulary import BASELINE
 
 logger = logging.getLogger(__name__)
@@ -47,8 +49,8 @@ class _Task:
     dump: Path
     file: Path
     folder: Path
-    inference: InferenceConfig
-    rests_on: "_Basis"
+    inference: Inference
+    rests_on: dict[str, str] = field(hash=False)  # digests, apart so that it can be said which of them has changed
     scheduler: str | None
     state: tuple[int, ...]
 
@@ -57,17 +59,8 @@ class _Task:
         return _label(self.file, self.dump_name)
 
     @property
-    def digest(self) -> str:
-        return hashlib.sha256(json.dumps([asdict(self.rests_on), self.dump_name]).encode()).hexdigest()
-
-
-@dataclass(frozen=True, slots=True)
-class _Basis:
-    """Digests of what an answer rests on, kept apart so that it can be said which of them has changed."""
-
-    recording: str
-    settings: str
-    code: str
+    def manifest(self) -> Path:
+        return self.folder / _MANIFEST
 
 
 def run_analyses(
@@ -112,7 +105,8 @@ def run_analyses(
     if not missing:
         logger.info("results are current: nothing they rest on has changed since they were computed")
     else:
-        if any(_rested_on(task).get("settings", task.rests_on.settings) != task.rests_on.settings for task in missing):
+        settings = missing[0].rests_on["settings"]
+        if any(rested_on(task.manifest).get("settings", settings) != settings for task in missing):
             logger.info("replacing results in %s, which were computed with other settings under [inference]", folder)
         folder.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=folder):  # a folder that cannot be written to is told of before anything is computed
@@ -132,49 +126,27 @@ def run_analyses(
 
 
 def closing_tables(config: AnalysisConfig, dumps: Mapping[str, Path], folder: Path) -> list[str]:
-    """What is shown after the headline table, as text: of every dump what its analyses close with.
+    """Return, as text, what is shown after the headline table: of every dump what its analyses close with.
 
-    Parameters
-    ----------
-    config, dumps, folder
-        As for :func:`run_analyses`, which has been called with them.
-
-    Returns
-    -------
-    list of str
-        Titles that several dumps share are told apart by the names of the dumps.
+    To be called with the arguments of :func:`run_analyses`, after it. Titles that several dumps share are told apart by
+    the names of the dumps.
     """
-    found: list[tuple[str, str]] = []
+    closing: list[tuple[str, Table]] = []
     for task in _tasks(config, dumps, _files(config), folder):
-        text = json.loads((task.folder / _MANIFEST).read_text(encoding="utf-8"))["closing"]
-        if text:
-            found.append((task.dump_name, text))
-    titles = [text.partition("\n")[0] for _, text in found]
+        text = json.loads(task.manifest.read_text(encoding="utf-8"))["closing"]
+        closing += [(task.dump_name, Table.from_json(text))] if text else []
+    titles = [table.title for _, table in closing]
     return [
-        text if titles.count(title) == 1 else text.replace(title, f"{title} ({name})", 1)
-        for (name, text), title in zip(found, titles, strict=True)
+        to_text(table if titles.count(table.title) == 1 else replace(table, title=f"{table.title} ({name})"))
+        for name, table in closing
     ]
 
 
 def outstanding(config: AnalysisConfig, dumps: Mapping[str, Path | None], folder: Path) -> dict[str, bool]:
-    """Say which questions :func:`run_analyses` would have to answer anew.
+    """Return "QUESTION of DUMP" -> whether :func:`run_analyses` would compute it, given the same arguments.
 
-    Parameters
-    ----------
-    config, folder
-        As for :func:`run_analyses`.
-    dumps : mapping of str to Path or None
-        Name of a dump -> its file; None where it is not there yet, and everything has to be answered.
-
-    Returns
-    -------
-    dict of str to bool
-        "QUESTION of DUMP" -> whether it has to be computed.
-
-    Raises
-    ------
-    PosstatsError
-        If a dump cannot be read or an analysis file is missing.
+    A dump that is None is not there yet: everything has to be computed. Raises as :func:`run_analyses` does before it
+    computes.
     """
     files = _files(config)
     there = {name: path for name, path in dumps.items() if path is not None}
@@ -184,7 +156,7 @@ def outstanding(config: AnalysisConfig, dumps: Mapping[str, Path | None], folder
 
 
 def changes(config: AnalysisConfig, dumps: Mapping[str, Path], folder: Path) -> dict[tuple[str, str], list[str]]:
-    """Say what has changed, since the answers were computed, of what they rest on.
+    """Return what has changed, since the answers were computed, of what they rest on.
 
     Parameters
     ----------
@@ -196,18 +168,11 @@ def changes(config: AnalysisConfig, dumps: Mapping[str, Path], folder: Path) -> 
     dict of (str, str) to list of str
         Question and dump -> those of "recording", "settings" and "code" (its own, the analysis file's, the versions of
         the libraries) that have changed; questions that have a current answer, or none, are left out.
-
-    Raises
-    ------
-    PosstatsError
-        If a dump cannot be read or an analysis file is missing.
     """
     found: dict[tuple[str, str], list[str]] = {}
     for task in _tasks(config, dumps, _files(config), folder, absent=True):
-        if (task.folder / _MANIFEST).is_file():
-            then = _rested_on(task)
-            now = {name: digest for name, digest in asdict(task.rests_on).items() if digest}
-            found[task.file.stem, task.dump_name] = [name for name in now if then.get(name) != now[name]]
+        if task.manifest.is_file():
+            found[task.file.stem, task.dump_name] = _changed(task)
     return {asked: changed for asked, changed in found.items() if changed}
 
 
@@ -252,7 +217,7 @@ def _tasks(
                 )
         for file in files:
             asked = hashlib.sha256(f"{code}\n{file_digest(file)}".encode()).hexdigest()
-            basis = _Basis(content, settings, asked)
+            basis = {"recording": content, "settings": settings, "code": asked}
             yield _Task(name, path, file, folder / name / file.stem, config.inference, basis, scheduler, state)
 
 
@@ -260,8 +225,7 @@ def _compute(task: _Task) -> list[dict[str, Any]]:
     """Run one analysis, write its files, then the manifest that declares them current."""
     with _said_by(task):
         analyse = _load(task.file)
-    manifest = task.folder / _MANIFEST
-    manifest.unlink(missing_ok=True)
+    task.manifest.unlink(missing_ok=True)
     with (
         connected(task.scheduler),  # the work of estimators goes there; what little this process computes stays with it
         open_dump(task.dump) as dataset,
@@ -287,14 +251,8 @@ def _compute(task: _Task) -> list[dict[str, Any]]:
         stale.unlink()
     # Numbers as they are read back, whatever numpy made of them.
     headline = json.loads(json.dumps([asdict(quantity) for quantity in findings.headline], default=np.generic.item))
-    record = {
-        "digest": task.digest,
-        "rests_on": asdict(task.rests_on),
-        "files": {path.name: file_digest(path) for path in sorted(written)},
-        "headline": headline,
-        "closing": "" if findings.closing is None else to_text(findings.closing),
-    }
-    manifest.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    closing = "" if findings.closing is None else to_json(findings.closing)
+    keep(task.manifest, task.rests_on, written, headline=headline, closing=closing)
     return headline
 
 
@@ -315,13 +273,10 @@ def _said_by(task: _Task) -> Iterator[None]:
         raise InputError(f"{task.label}: {task.file}{place}: {type(error).__name__}: {error}") from error
 
 
-def _rested_on(task: _Task) -> dict[str, str]:
-    """Digests of what the answer that is there rests on; none where there is no answer, or a damaged one."""
-    try:
-        found = json.loads((task.folder / _MANIFEST).read_text(encoding="utf-8")).get("rests_on")
-    except (OSError, ValueError, AttributeError):
-        return {}
-    return found if isinstance(found, dict) else {}
+def _changed(task: _Task) -> list[str]:
+    """Which digests of what a question rests on differ from those that its answer was computed with."""
+    then = rested_on(task.manifest)
+    return [name for name, digest in task.rests_on.items() if digest and then.get(name) != digest]
 
 
 def _state(path: Path) -> tuple[int, ...]:
@@ -332,14 +287,13 @@ def _state(path: Path) -> tuple[int, ...]:
 
 def _current(task: _Task) -> list[dict[str, Any]] | None:
     """The headline of an earlier run if nothing it rests on has changed and its files are as it left them."""
+    record = kept(task.manifest, task.rests_on) or {}
     try:
-        record = json.loads((task.folder / _MANIFEST).read_text(encoding="utf-8"))
-        same = record["digest"] == task.digest and all(
-            file_digest(task.folder / name) == digest for name, digest in record["files"].items()
-        )
         whole = [asdict(Quantity(**quantity)) for quantity in record["headline"]]
-        return whole if same and isinstance(record["closing"], str) else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        if record["closing"] != "":
+            Table.from_json(record["closing"])  # it can be shown
+        return whole
+    except (ValueError, KeyError, TypeError):
         return None
 
 

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 from posstats.errors import InputError
+from posstats.stats.inference.options import Inference
 from posstats.study.naming import model_label, one_spelling, own_folder, place_label, plain
 from posstats.study.sections import (
     SOURCES,
     AnalysesConfig,
     DumpConfig,
-    InferenceConfig,
     ModelConfig,
     RecordConfig,
     RunConfig,
@@ -26,7 +26,7 @@ from posstats.study.sections import (
 from posstats.vocabulary import BASELINE
 
 __all__ = [
-    "SECTIONS", "SOURCES", "AnalysesConfig", "AnalysisConfig", "DumpConfig", "InferenceConfig", "ModelConfig",
+    "SECTIONS", "SOURCES", "AnalysesConfig", "AnalysisConfig", "DumpConfig", "ModelConfig",
     "RecordConfig", "RunConfig", "SequencesConfig", "load_config", "options", "profiles",
 ]  # fmt: skip
 
@@ -51,7 +51,7 @@ class AnalysisConfig:
     sequences: SequencesConfig = field(default_factory=SequencesConfig)
     dumps: dict[str, DumpConfig] = field(default_factory=dict)
     record: RecordConfig = field(default_factory=RecordConfig)
-    inference: InferenceConfig = field(default_factory=InferenceConfig)
+    inference: Inference = field(default_factory=Inference)
     analyses: AnalysesConfig = field(default_factory=AnalysesConfig)
     run: RunConfig = field(default_factory=RunConfig)
     folder: Path = Path()
@@ -68,7 +68,7 @@ class AnalysisConfig:
     def slug(self) -> str:
         """The model's name, with what was changed in it and the BOS token chosen for it, as part of a file name."""
         model, token = self.model, self.sequences.bos_token
-        parts = [model_label(model.name, ModelConfig().name)]
+        parts = [model_label(model.name)]
         parts += [] if model.ntk_factor is None else [f"ntk-{model.ntk_factor:g}"]
         parts += [] if model.sliding_window is None else [f"window-{model.sliding_window}"]
         parts += [] if model.adapter is None else [f"adapted-{place_label(Path(model.adapter))}"]
@@ -82,7 +82,7 @@ SECTIONS: dict[str, type] = {
     "sequences": SequencesConfig,
     "dumps": DumpConfig,
     "record": RecordConfig,
-    "inference": InferenceConfig,
+    "inference": Inference,
     "analyses": AnalysesConfig,
     "run": RunConfig,
 }
@@ -148,7 +148,7 @@ def load_config(
     run = config.run
     run = replace(run, dumps=own_folder(run.dumps, path), results=own_folder(run.results, path))
     chosen = config.model if model is None else replace(config.model, name=model, revision=None)
-    chosen = replace(chosen, name=one_spelling(chosen.name, ModelConfig().name))
+    chosen = replace(chosen, name=one_spelling(chosen.name))
     config = replace(config, run=run, model=chosen)
     if bos_token is not None:
         config = replace(config, sequences=replace(config.sequences, bos_token=bos_token))

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 
 from posstats.errors import InputError
 from posstats.results.base import Result
-from posstats.tables.table import Table, rests_on
+from posstats.tables.table import Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +27,8 @@ class Quantity:
     note : str
         What is to be kept in mind.
     rests_on : dict of str to str
-        What the headline table says below its rows: :func:`posstats.tables.table.rests_on` of the result it was
-        taken from.
+        What the headline table says below its rows: :attr:`posstats.results.base.Result.rests_on` of the result it
+        was taken from.
     """
 
     quantity: str
@@ -56,7 +56,7 @@ class Quantity:
             raise InputError(f"{quantity}: {len(table)} rows of {result.title} match {where}, not one")
         row = table.iloc[0]
         numbers = {name: float(row[name]) for name in ("estimate", "low", "high", "p", "q") if name in row}
-        return cls(quantity, unit, **numbers, note=str(row.get("note", "")), rests_on=rests_on(result))
+        return cls(quantity, unit, **numbers, note=str(row.get("note", "")), rests_on=result.rests_on)
 
     def noted(self, note: str) -> "Quantity":
         """Return the line with more to be kept in mind, after what its note says already.

@@ -4,6 +4,8 @@ import hashlib
 import re
 from pathlib import Path
 
+from posstats.vocabulary import DEFAULT_MODEL, is_path
+
 #: The configuration whose dumps and results lie in the folders that it names, in none of its own.
 _DEFAULT = "default.toml"
 
@@ -21,31 +23,21 @@ def plain(name: str) -> str:
     return _dashed(name) if re.fullmatch(r"[A-Za-z0-9._/\- ]*", name) else _with_digest(name, name)
 
 
-def model_label(name: str, default: str) -> str:
-    """What a model is called among files.
+def model_label(name: str) -> str:
+    """Return what a model is called among files: its name, as :func:`plain` spells it.
 
-    Parameters
-    ----------
-    name : str
-        As it was given: the default model, a local folder, a .gguf file, or a hub id.
-    default : str
-        Name of the default model, which is no folder.
-
-    Returns
-    -------
-    str
-        The name, as :func:`plain` spells it; of a folder or file here that of its place, see :func:`place_label`.
+    Of a folder or file here, which may be spelled in several ways, the name of its place (:func:`place_label`).
     """
-    place = _place(name, default)
+    place = _place(name)
     return plain(name) if place is None else place_label(place)
 
 
-def one_spelling(name: str, default: str) -> str:
+def one_spelling(name: str) -> str:
     """The one spelling of a model that is a folder or file here: its path from this folder if it is within, or from /.
 
     Dumps hold the name of their model, and one under another spelling would count as another.
     """
-    place = _place(name, default)
+    place = _place(name)
     if place is None or not place.exists():
         return name
     here = Path.cwd().resolve()
@@ -58,11 +50,10 @@ def place_label(path: Path) -> str:
     return _with_digest(place.name, str(place))
 
 
-def _place(name: str, default: str) -> Path | None:
+def _place(name: str) -> Path | None:
     """Where a model lies, if its name is a path: that of the default model and hub ids are none."""
     path = Path(name).expanduser()
-    here = path.suffix == ".gguf" or path.is_dir() or name.startswith((".", "/", "~")) or name.count("/") > 1
-    return path.resolve() if here and name != default else None
+    return path.resolve() if name != DEFAULT_MODEL and (is_path(name) or path.is_dir()) else None
 
 
 def own_folder(folder: str, config: Path) -> str:

@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 from posstats.dataset.conditions import check_positions
 from posstats.dataset.store import parts_folder
 from posstats.dataset.terms import few_documents_note
+from posstats.dumping.run.options import RecordOptions
 from posstats.errors import InputError
 from posstats.execution.cluster import connected
+from posstats.execution.machine import free_memory
 from posstats.execution.parallel import side_by_side
 from posstats.execution.progress import progress
-from posstats.study.config import DumpConfig, ModelConfig, RecordConfig, RunConfig, SequencesConfig
+from posstats.study.config import AnalysisConfig, DumpConfig, RecordConfig, SequencesConfig
 from posstats.vocabulary import BASELINE, MINIMUM_DOCUMENTS
 
 if TYPE_CHECKING:
@@ -32,11 +34,8 @@ _RECORDING = threading.Lock()
 
 
 def record_dumps(
+    config: AnalysisConfig,
     dumps: Mapping[Path, DumpConfig],
-    model: ModelConfig,
-    sequences: SequencesConfig,
-    record: RecordConfig,
-    run: RunConfig,
     *,
     overwrite: bool = False,
     shard: tuple[int, int] | None = None,
@@ -46,10 +45,10 @@ def record_dumps(
 
     Parameters
     ----------
+    config : AnalysisConfig
+        Its `model`, `sequences`, `record` and `run` are used.
     dumps : mapping of Path to DumpConfig
         File -> where its tokens come from.
-    model, sequences, record, run
-        Sections of a configuration.
     overwrite : bool
         Whether a dump with other settings is replaced.
     shard : (int, int), optional
@@ -62,18 +61,15 @@ def record_dumps(
     PosstatsError
         If torch or transformers is not installed, or as ``posstats.load_model`` and ``posstats.dump`` do.
     """
-    for path, loaded, drawn, options in _prepared(dumps, model, sequences, record, run):
-        from posstats.dumping.run.dump import dump
+    for given in _prepared(config, dumps, overwrite, shard):
+        from posstats.dumping.run import dump
 
-        dump(loaded, drawn, path, **options, overwrite=overwrite, shard=shard, progress=show)
+        dump.record(*given, show=show)
 
 
 def record_shares(
+    config: AnalysisConfig,
     dumps: Mapping[Path, DumpConfig],
-    model: ModelConfig,
-    sequences: SequencesConfig,
-    record: RecordConfig,
-    run: RunConfig,
     scheduler: str,
     shares: int | None = None,
     *,
@@ -83,18 +79,16 @@ def record_shares(
     """Record dumps on the workers of a cluster that share a file system, a share of the sequences at a time.
 
     A share whose worker is lost is taken up where it stopped by another one. The files are those of
-    :func:`record_dumps`, provided that workers compute alike.
+    :func:`record_dumps`, provided that workers compute alike, and find this folder and all files under the same names.
 
     Parameters
     ----------
-    dumps, model, sequences, record, run
-        As for :func:`record_dumps`; workers find this folder, and all files, under the same names.
+    config, dumps, overwrite, show
+        As for :func:`record_dumps`.
     scheduler : str
         Address of the scheduler.
     shares : int, optional
         Shares of each dump; by default one per worker.
-    overwrite, show
-        As for :func:`record_dumps`.
 
     Raises
     ------
@@ -103,7 +97,7 @@ def record_shares(
     """
     with connected(scheduler) as client:
         n = shares or max(1, len(client.nthreads()))
-        job = partial(_record_share, Path.cwd(), n, (dumps, model, sequences, record, run), overwrite)
+        job = partial(_record_share, Path.cwd(), n, config, dumps, overwrite)
         with progress("dump", n, unit="share", show=show) as bar:
             for _ in side_by_side(job, range(1, n + 1)):
                 bar.update()
@@ -114,55 +108,41 @@ def record_shares(
             join_dump(path)
 
 
-def _record_share(folder: Path, shares: int, work: tuple[Any, ...], overwrite: bool, share: int) -> None:
+def _record_share(
+    folder: Path, shares: int, config: AnalysisConfig, dumps: Mapping[Path, DumpConfig], overwrite: bool, share: int
+) -> None:
     # In the folder of the caller: a dump keeps the name of its model as it was given.
     with _RECORDING, chdir(folder):
-        record_dumps(*work, overwrite=overwrite, shard=(share, shares), show=False)
+        record_dumps(config, dumps, overwrite=overwrite, shard=(share, shares), show=False)
 
 
 def estimate_dumps(
+    config: AnalysisConfig,
     dumps: Mapping[Path, DumpConfig],
-    model: ModelConfig,
-    sequences: SequencesConfig,
-    record: RecordConfig,
-    run: RunConfig,
     *,
     overwrite: bool = False,
     shard: tuple[int, int] | None = None,
 ) -> dict[Path, Cost]:
-    """Say what :func:`record_dumps` would cost with the same arguments; nothing is recorded.
+    """Return what :func:`record_dumps` would cost with the same arguments, dump by dump; nothing is recorded.
 
-    Parameters
-    ----------
-    dumps, model, sequences, record, run, overwrite, shard
-        As for :func:`record_dumps`.
-
-    Returns
-    -------
-    dict of Path to posstats.dumping.run.cost.Cost
-        By dump.
-
-    Raises
-    ------
-    PosstatsError
-        As :func:`record_dumps` does before it begins.
+    Raises as it does before it begins.
     """
     costs = {}
-    for path, loaded, drawn, options in _prepared(dumps, model, sequences, record, run):
+    for given in _prepared(config, dumps, overwrite, shard):
         from posstats.dumping.run.cost import estimate_cost
 
-        costs[path] = estimate_cost(loaded, drawn, path, **options, overwrite=overwrite, shard=shard)
+        costs[given[2]] = estimate_cost(*given)
     return costs
 
 
 def _prepared(
+    config: AnalysisConfig,
     dumps: Mapping[Path, DumpConfig],
-    model: ModelConfig,
-    sequences: SequencesConfig,
-    record: RecordConfig,
-    run: RunConfig,
-) -> Iterator[tuple[Path, Any, Any, dict[str, Any]]]:
-    """Of each dump its file, the model, which is loaded once, the sequences and the options of `posstats.dump`."""
+    overwrite: bool,
+    shard: tuple[int, int] | None,
+) -> Iterator[tuple[Any, Any, Path, RecordOptions, Any]]:
+    """Of each dump the model, which is loaded once, the sequences, the file, the options and the tokenizer."""
+    model, sequences, record, run = config.model, config.sequences, config.record, config.run
     check_positions("offset", record.offsets, sequences.length)  # before torch and the model are loaded
     try:
         from posstats.dumping.model.load import load_model, max_length
@@ -195,34 +175,33 @@ def _prepared(
         )
     _tell_of_offsets(loaded, sequences.length, record.offsets)
     for path, entry in dumps.items():
-        options = {
-            "conditions": entry.conditions or record.conditions,
-            "offsets": record.offsets,
-            "tokenizer": tokenizer,
-            "batch_size": run.batch_size,
-            "seed": record.seed,
-        }
+        options = RecordOptions(
+            entry.conditions or record.conditions,
+            record.offsets,
+            batch_size=run.batch_size,
+            seed=record.seed,
+            shard=shard,
+            overwrite=overwrite,
+        )
         drawn = _sequences(entry, sequences, tokenizer)
         if drawn.documents >= MINIMUM_DOCUMENTS:  # with fewer there will be no dump
             for note in few_documents_note(drawn.documents):
                 logger.warning("warning: %s: %s", path, note)
-        if BASELINE not in options["conditions"]:
+        if BASELINE not in options.conditions:
             logger.warning(
                 "warning: %s: without the condition %s nothing that compares with it can be computed, such as removal",
                 path,
                 BASELINE,
             )
-        yield path, loaded, drawn, options
+        yield loaded, drawn, path, options, tokenizer
 
 
 def _check_memory(dumps: Mapping[Path, DumpConfig], design: SequencesConfig, record: RecordConfig) -> None:
     """Refuse more tokens than the memory holds, before any is drawn."""
-    from posstats.dumping.run.memory import available_memory
-
     conditions = max((len(entry.conditions or record.conditions) for entry in dumps.values()), default=1)
     # 8 bytes a token: as drawn, as fed under each condition, and once more while these are put together; and a label.
     each = 8 * design.length * (2 + 2 * conditions) + 200
-    free = available_memory()
+    free = free_memory()
     if design.n * each > free:
         raise InputError(
             f"the tokens of {design.n} sequences take about {design.n * each / 1e9:.1f} GB of memory and "

@@ -1,11 +1,19 @@
 """The sections of a configuration, each a dataclass that checks itself."""
 
 from dataclasses import dataclass
-from typing import Any
 
+from posstats.arguments import seed_of, whole_number
 from posstats.dataset.conditions import parse_conditions
+from posstats.dumping.run.options import RecordOptions
 from posstats.errors import InputError
-from posstats.vocabulary import BASELINE, DEFAULT_LENGTH, DEFAULT_OFFSETS, DEFAULT_SEQUENCES, MINIMUM_DOCUMENTS
+from posstats.vocabulary import (
+    BASELINE,
+    DEFAULT_LENGTH,
+    DEFAULT_MODEL,
+    DEFAULT_OFFSETS,
+    DEFAULT_SEQUENCES,
+    MINIMUM_DOCUMENTS,
+)
 
 #: Where the tokens of a dump come from.
 SOURCES = ("random", "text")
@@ -29,7 +37,7 @@ class ModelConfig:
         Folder of a low-rank adapter, which brings the architecture that the model was trained on under.
     """
 
-    name: str = "smollm2-135m"
+    name: str = DEFAULT_MODEL
     revision: str | None = None
     dtype: str = "float32"
     ntk_factor: float | None = None
@@ -74,7 +82,7 @@ class SequencesConfig:
         if self.length < 2 + self.bos:
             counted = ", the BOS counted" if self.bos else ""
             raise InputError(f"length must be at least {2 + self.bos} tokens{counted}, not {self.length}")
-        _check_seed(self.seed)
+        seed_of(self.seed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,58 +134,7 @@ class RecordConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        parse_conditions(self.conditions)
-        _check_seed(self.seed)
-
-
-@dataclass(frozen=True, slots=True)
-class InferenceConfig:
-    """How estimates are resampled and tested. The resampling unit is the document.
-
-    Attributes
-    ----------
-    level : float
-        Confidence level of intervals.
-    method : str, optional
-        Interval method; for each estimand the one with the best measured coverage, if not given.
-    n_resamples : int
-        Bootstrap replicates; a jackknife needs none.
-    n_permutations : int
-        Sign flips of the leakage test.
-    adjust : str
-        Adjustment of p-values over a family: bh, by or holm.
-    seed : int
-        Seed of replicates and sign flips.
-    """
-
-    level: float = 0.95
-    method: str | None = None
-    n_resamples: int = 2000
-    n_permutations: int = 9999
-    adjust: str = "bh"
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        # Here, not above: the command line's help has options from this module, and should not wait for statistics.
-        from posstats.estimators.pair_products import Inference
-        from posstats.stats.inference.multiplicity import adjust as adjust_p
-        from posstats.stats.inference.resample import DEFAULT_METHOD
-
-        Inference(self.level, self.method or DEFAULT_METHOD, self.n_resamples, self.n_permutations, self.seed)
-        adjust_p([], self.adjust)
-
-    def options(self, *without: str) -> dict[str, Any]:
-        """Keyword arguments of estimators that resample, test and adjust; some have no use for all of them."""
-        options: dict[str, Any] = {
-            "level": self.level,
-            "n_resamples": self.n_resamples,
-            "n_permutations": self.n_permutations,
-            "adjust": self.adjust,
-            "seed": self.seed,
-        }
-        if self.method is not None:
-            options["method"] = self.method
-        return {name: value for name, value in options.items() if name not in without}
+        RecordOptions(self.conditions, self.offsets, seed=self.seed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,12 +178,5 @@ class RunConfig:
     workers: int = 2
 
     def __post_init__(self) -> None:
-        if self.workers < 1:
-            raise InputError(f"workers must be at least 1, not {self.workers}")
-        if self.batch_size is not None and self.batch_size < 1:
-            raise InputError(f"batch_size must be at least 1, not {self.batch_size}")
-
-
-def _check_seed(seed: int) -> None:
-    if seed < 0:
-        raise InputError(f"seed must be 0 or more, not {seed}")
+        whole_number("workers", self.workers, 1)
+        RecordOptions(batch_size=self.batch_size)

@@ -10,10 +10,10 @@ import xarray as xr
 
 from posstats.dataset.comparable import model_of
 from posstats.dataset.store import open_dump
-from posstats.dataset.terms import repeated_documents_note
+from posstats.dataset.terms import few_documents_note, repeated_documents_note
 from posstats.results.cells import model_name
 from posstats.tables.table import Table
-from posstats.vocabulary import FEW_DOCUMENTS
+from posstats.vocabulary import Note
 
 #: Name of its files, without ending.
 HEADLINE = "headline"
@@ -25,10 +25,6 @@ _KINDS = {"intervals": "interval, {}", "queries": "queries i, {}", "p": "p, {}",
 _SINGLE = (
     "Where a family holds a single p, as that of a number pooled over all heads and layers under one condition does, q "
     "equals p. Counts of heads rest on the q of every head. T tokens, position 0 is the first."
-)
-_MORE = (
-    "Offsets, queries, tests with their null hypotheses, and families of q of every line stand below the table in "
-    f"{HEADLINE}.md."
 )
 #: Where the name of a quantity goes on with the condition, heads or threshold of one row.
 _PARTICULARS = re.compile(r",| by | under | from ")
@@ -54,22 +50,18 @@ def headline_table(rows: Sequence[Mapping[str, Any]], dumps: Mapping[str, Path],
     frame = pd.DataFrame(rows, columns=_COLUMNS)
     # Counts stay whole numbers beside estimates.
     frame["estimate"] = pd.Series([row["estimate"] for row in rows], dtype=object)
-    level_note = f"{100 * level:g}% intervals. Resampling unit: document."
-    described: list[str] = []
-    analysed: list[str] = []
+    notes = [Note(f"{100 * level:g}% intervals. Resampling unit: document.", "intervals")]
+    described: dict[str, dict[str, object]] = {}
+    analysed: list[Note] = []
     for name, path in dumps.items():
         with open_dump(path) as dataset:
-            described.append(f"{name}: {_described(dataset)}.")
-            analysed.append(f"Analysed of {name}: {_analysed(dataset)}.")
-    shared = list(_shared(rows))
-    return Table(
-        frame,
-        "Where absolute position comes from",
-        # What dumps are comes before footnotes that could begin with the name of one.
-        notes=(level_note, *described, *analysed, *shared, *([_SINGLE] if shared else [])),
-        level=level,
-        on_terminal=(level_note, *described, *([_MORE] if shared else [])),
-    )
+            described[name] = describe(dataset)
+            analysed.append(Note(f"Analysed of {name}: {_analysed(dataset)}.", "analysed"))
+    notes += [Note(f"{name}: {facts['description']}.", "dump") for name, facts in described.items()]
+    shared = [Note(text, "rests on") for text in _shared(rows)]
+    notes += [*analysed, *shared, *([Note(_SINGLE, "rests on")] if shared else [])]
+    settings = {"level": level, "resampling_unit": "document", "dumps": described}
+    return Table(frame, "Where absolute position comes from", notes=tuple(notes), level=level, settings=settings)
 
 
 def _shared(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -86,21 +78,35 @@ def _shared(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield f"{', '.join(names)}: {text}."
 
 
-def _described(dataset: xr.Dataset) -> str:
+def describe(dataset: xr.Dataset) -> dict[str, object]:
+    """Return what a dump is, as data and in a line.
+
+    Returns
+    -------
+    dict
+        `model`, whether it is `simulated`, `n_sequences`, `n_tokens`, `n_documents`, `warnings` (what makes intervals
+        less reliable, a list of str), and `description`, all of it in words.
+    """
     documents = len(set(dataset.document.values.tolist()))
     model = model_name(model_of(dataset))
-    model = SIMULATED if model == "simulated" else model
-    described = (
-        f"{model}, {dataset.sizes['sequence']} sequences of {dataset.sizes['query']} tokens from {documents} documents"
-    )
+    simulated = model == "simulated"
+    model = SIMULATED if simulated else model
+    n_sequences, n_tokens = dataset.sizes["sequence"], dataset.sizes["query"]
+    text = f"{model}, {n_sequences} sequences of {n_tokens} tokens from {documents} documents"
     if "bos_token" in dataset.attrs:
-        described += f", BOS {dataset.attrs['bos_token']}" if dataset.attrs["bos_token"] else ", no BOS"
+        text += f", BOS {dataset.attrs['bos_token']}" if dataset.attrs["bos_token"] else ", no BOS"
     source = dataset.attrs.get("sequences")
-    described += f" ({source})" if source else ""
-    described += "".join(f"; {note}" for note in repeated_documents_note(dataset))
-    if documents < FEW_DOCUMENTS:
-        described += f"; only {documents} documents: intervals are reliable from {FEW_DOCUMENTS} on"
-    return " ".join(described.split())
+    text += f" ({source})" if source else ""
+    warnings = [*repeated_documents_note(dataset), *few_documents_note(documents)]
+    return {
+        "model": model,
+        "simulated": simulated,
+        "n_sequences": n_sequences,
+        "n_tokens": n_tokens,
+        "n_documents": documents,
+        "warnings": warnings,
+        "description": " ".join("; ".join([text, *warnings]).split()),
+    }
 
 
 def _analysed(dataset: xr.Dataset) -> str:

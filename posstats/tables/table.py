@@ -1,91 +1,56 @@
-"""Tables for people and for papers: CSV with raw numbers, Markdown and LaTeX with three significant digits.
+"""Tables for people, papers and programs: one view, written as JSON, CSV, Markdown, LaTeX and text.
 
 Every table says what its numbers rest on: level and method of the intervals, the resampling unit, how many documents
-and sequences, and the family over which q-values are adjusted.
+and sequences, and the family over which q-values are adjusted. CSV and JSON hold raw numbers, the others three
+significant digits; JSON holds everything, and :meth:`Table.read` gives the table back.
 """
 
+import json
+import math
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pandas as pd
 
-from posstats.results import position0
-from posstats.results.base import LeakageResult, MagnitudeResult, PositionResult, RemovalResult, Result, ShareResult
-from posstats.results.cells import View, column_cells, in_order, interval_cells, is_text, one_line, unit_cell, unit_text
-from posstats.results.claims import ClaimsResult, ContrastResult
-from posstats.results.comparison import ModelLevelResult, ModelSlopeResult
-from posstats.results.decoding import DecodingResult, DiscriminationResult
-from posstats.stats.inference.resample import INTERVAL_METHODS
+from posstats.arguments import path_of, shown, text
+from posstats.errors import InputError
+from posstats.results.base import Result, check_result
+from posstats.results.cells import View, in_order, is_text, one_line, view_of
+from posstats.results.columns import COLUMNS
 from posstats.tables.latex import tex, tex_number, tex_text
+from posstats.vocabulary import Note
 
-_FAMILIES = {
-    LeakageResult: "all rows of the same condition and queries",
-    ShareResult: "all rows of the same condition, queries and term",
-    MagnitudeResult: "all rows of the same condition, queries and term",
-    RemovalResult: "all rows of the same condition and queries",
-    PositionResult: "all heads of the same condition and term",
-    position0.SinkResult: "all heads of the same condition",
-    position0.SinkContrastResult: "all rows of the same contrast",
-    position0.TrajectoryResult: "all depths of the same condition and quantity",
-    position0.IdentificationResult: "all rows of the same condition and heads",
-    position0.ReaderResult: "all rows of the same quantity",
-    DecodingResult: "all layers of the same condition and part",
-    DiscriminationResult: "all layers of the same condition and part",
-    ContrastResult: "all rows of the same contrast and quantity",
-    ClaimsResult: "all p-values of one ledger, that is of one model and dump",
-}
-_ALL = "max offset < i < T - 1"
-#: Which queries the rows are about.
-_QUERIES = {
-    LeakageResult: f"{_ALL} (bin all), summed over the offsets: compare leakage at the same offsets only",
-    ShareResult: f"{_ALL} (bin all)",
-    MagnitudeResult: "those of the bin (early: 2 <= i < 16), departing from the mean over i >= T/2",
-    RemovalResult: "those of the bin (early: 2 <= i < 16), departing from the mean over i >= T/2",
-    PositionResult: _ALL,
-    position0.SinkResult: "i >= 16",
-    position0.SinkContrastResult: "i >= 16; under bos@P, i >= P + 16",
-    position0.IdentificationResult: "i >= 16",
-    position0.ReaderResult: _ALL,
-    DecodingResult: _ALL,
-}
-#: The test of p and its null hypothesis, in quotation marks; in braces, settings of the result.
-_NULLS = {
-    LeakageResult: 'one-sided sign-flip test of "no absolute position" ({n_permutations} flips)',
-    ShareResult: 'two-sided test of "the share is 0"',
-    MagnitudeResult: 'one-sided sign-flip test of "the departure has no mean in the bin" ({n_permutations} flips), for '
-    "log attention, logit drift and residual",
-    RemovalResult: 'two-sided test of "nothing is removed"',
-    PositionResult: 'two-sided t test of "the slope is 0"; spline p, F test of "all spline coefficients are 0"',
-    position0.SinkResult: 'two-sided test of "the mean attention is {sink_epsilon}": heads significantly below it have '
-    "a small p and q too, sink reading says which lie above",
-    position0.SinkContrastResult: 'two-sided test of "no difference"',
-    position0.TrajectoryResult: 'two-sided test of "between first tokens is as within one"; the others are described, '
-    "not tested",
-    position0.IdentificationResult: 'one-sided permutation test of "heads pass on nothing of the first token" '
-    "({n_permutations} permutations of whole documents)",
-    position0.ReaderResult: 'two-sided test of "no difference" and of "the ratio is 1"; of one kind of heads, '
-    'one-sided sign-flip test of "nothing moves in common" ({n_permutations} flips)',
-    DecodingResult: 'two-sided test of "the score, or part, is 0"',
-    DiscriminationResult: 'two-sided test of "the AUC is 1/2", of a part that it is 0',
-    ModelLevelResult: 'two-sided test of "the mean over heads is 0"',
-    ModelSlopeResult: 'two-sided test of "the mean over heads is 0"',
-    ContrastResult: 'two-sided test of "no difference", of one side that it is 0; of leakage or a magnitude of one '
-    "run, one-sided sign-flip test ({n_permutations} flips)",
-    ClaimsResult: 'that of the estimate, two-sided of "it is 0", of leakage and magnitudes one-sided by sign flips, of '
-    'the number of sink-reading heads of "no head is above the threshold"',
-}
-_ADJUSTMENTS = {"bh": "Benjamini-Hochberg", "by": "Benjamini-Yekutieli", "holm": "Holm"}
 #: Characters in a line of a footnote on a terminal.
 _WIDTH = 110
 #: LaTeX tables with more rows than this break over pages.
 _LONG = 40
+#: Kinds of footnotes that a terminal has no room for, and what it says in their place.
+_NOT_ON_TERMINAL = ("analysed", "rests on")
+_MORE = (
+    "Offsets, queries, tests with their null hypotheses, and families of q of every line stand below the table in "
+    "headline.md."
+)
+#: Type of a column in JSON -> dtype of the column, types of its values in JSON.
+_TYPES: dict[str, tuple[Any, set[type]]] = {
+    "integer": (np.int64, {int}),
+    "number": (np.float64, {int, float, type(None)}),
+    "boolean": (np.bool_, {bool}),
+    "text": (pd.Series([""]).dtype, {str}),
+    "mixed": (object, {int, float, bool, str, type(None)}),
+}
+#: What :attr:`Table.rests_on` has -> what it is called in JSON.
+_STATED = {"intervals": "intervals", "queries": "queries", "p": "null", "q": "family"}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Table:
     """Raw numbers and what a reader needs to know about them.
+
+    Two tables are equal if they say the same: every digit, every unit, setting and note.
 
     Attributes
     ----------
@@ -96,11 +61,13 @@ class Table:
     units : dict of str to str
         Unit of a column, where it has one.
     notes : tuple of str
-        Footnotes: what the numbers rest on, warnings.
+        Footnotes: what the numbers rest on, warnings; a :class:`posstats.vocabulary.Note` says of which kind.
     level : float
         Confidence level of the interval `low` .. `high`.
-    on_terminal : tuple of str, optional
-        What stands in the place of many footnotes where the table is printed as text.
+    settings : dict
+        What the numbers rest on, as data.
+    rests_on : dict of str to str
+        The same in words, as :attr:`posstats.results.base.Result.rests_on` has it.
     """
 
     frame: pd.DataFrame
@@ -108,45 +75,77 @@ class Table:
     units: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     level: float = 0.95
-    on_terminal: tuple[str, ...] | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    rests_on: Mapping[str, str] = field(default_factory=dict)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Table) and to_json(self) == to_json(other)
+
+    @property
+    def view(self) -> View:
+        """Cells as people see them; the limits of the interval share a cell."""
+        return view_of(self.frame, self.units, self.level)
+
+    @classmethod
+    def read(cls, path: str | Path) -> "Table":
+        """Read a table that was written as JSON.
+
+        Parameters
+        ----------
+        path : str or Path
+
+        Returns
+        -------
+        Table
+            Equal to the table that was written.
+
+        Raises
+        ------
+        InputError
+            If the file cannot be read, or is not such a table.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> table = Table(pd.DataFrame({"layer": [0], "estimate": [0.1 + 0.2]}), "Example", {"estimate": "nats"})
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = write_table(table, folder, "example")
+        ...     Table.read(f"{folder}/example.json") == table
+        True
+        """
+        try:
+            return cls.from_json(path_of("path", path).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise InputError(f"cannot read {path} as a table: {error}") from error
+
+    @classmethod
+    def from_json(cls, text: str) -> "Table":
+        """Return the table of which :func:`to_json` wrote the text; raise ValueError where it is not such a text."""
+        try:
+            record = json.loads(text)
+            columns, rows = record["columns"], record["rows"]
+            if any(not isinstance(row, list) or len(row) != len(columns) for row in rows):
+                raise ValueError(f"a row does not hold {len(columns)} values")
+            values = {column["name"]: _values(column, [row[k] for row in rows]) for k, column in enumerate(columns)}
+            return cls(
+                pd.DataFrame(values),
+                str(record["title"]),
+                {column["name"]: str(column["unit"]) for column in columns if column["unit"]},
+                tuple(Note(str(note["text"]), str(note["kind"])) for note in record["notes"]),
+                float(record["level"]),
+                dict(record["settings"]),
+                {name: str(record[key]) for name, key in _STATED.items() if record[key]},
+            )
+        except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+            raise ValueError(f"not as posstats writes it, {type(error).__name__}: {error}") from error
 
 
-def rests_on(result: Result) -> dict[str, str]:
-    """Say what the numbers of a result rest on.
-
-    Parameters
-    ----------
-    result : Result
-        Any result of the estimators.
-
-    Returns
-    -------
-    dict of str to str
-        Those that apply of "intervals" (their method), "queries", "p" (test and null hypothesis) and "q" (adjustment
-        and family).
-
-    Examples
-    --------
-    >>> import posstats as ps
-    >>> result = ps.leakage(ps.simulate(n=30, length=32, seed=0).dataset, octaves=False, n_permutations=99)
-    >>> rests_on(result)["p"]
-    'one-sided sign-flip test of "no absolute position" (99 flips)'
-    """
-    settings, kind = result.settings, type(result)
-    if "interval" in settings:
-        source = INTERVAL_METHODS[str(settings["interval"])]
-        if "n_resamples" in settings:  # a jackknife draws no replicates
-            source += f"; {settings['n_resamples']} bootstrap replicates, seed {settings['seed']}"
-    else:
-        source = str(settings.get("standard_errors", ""))
-    found = {"intervals": source} if source else {}
-    if kind in _QUERIES:
-        found["queries"] = _QUERIES[kind]
-    if kind in _NULLS:
-        found["p"] = _NULLS[kind].format_map(settings)
-    if kind in _FAMILIES and "adjustment" in settings:
-        found["q"] = f"{_ADJUSTMENTS[str(settings['adjustment'])]} over {_FAMILIES[kind]}"
-    return found
+def _values(column: Mapping[str, str], values: list[Any]) -> pd.Series:
+    """Values of a column of JSON; an absent number is NaN."""
+    dtype, allowed = _TYPES[column["type"]]
+    if others := [value for value in values if type(value) not in allowed]:
+        raise ValueError(f"the column {column['name']} of type {column['type']} holds {others[0]!r}")
+    return pd.Series([math.nan if value is None else value for value in values], dtype=dtype)
 
 
 def table_of(result: Result) -> Table:
@@ -168,30 +167,90 @@ def table_of(result: Result) -> Table:
     >>> table_of(result).notes[1]
     'Offsets 0, 1, 2, 4, 8 tokens. Logarithms are natural.'
     """
-    units = {name: unit for name, unit in result.all_units.items() if unit_text(unit) and name in result.table}
-    settings = result.settings
+    check_result(result, Result, of="an estimator")
+    units = {name: unit for name, unit in result.all_units.items() if unit and name in result.table}
+    settings, stated = result.settings, result.rests_on
     level = float(str(settings.get("level", 0.95)))
-    said = rests_on(result)
-    notes = [
-        f"{_percent(level)} intervals: {said.get('intervals', '')}. Resampling unit: document "
-        f"(G = {settings.get('n_documents')} documents, N = {settings.get('n_sequences')} sequences).",
-    ]
-    if offsets := _offsets(settings):
-        notes.append(f"Offsets {', '.join(map(str, offsets))} tokens. Logarithms are natural.")
-    if "queries" in said:
-        notes.append(f"Queries i, T tokens: {said['queries']}.")
-    notes += [f"{name}: {said[name]}." for name in ("p", "q") if name in said]
-    notes += [f"Note: {note}." for note in result.notes]
+    size = f"G = {settings.get('n_documents')} documents, N = {settings.get('n_sequences')} sequences"
+    intervals = f"{100 * level:g}% intervals: {stated.get('intervals', '')}. Resampling unit: document ({size})."
+    notes = [Note(intervals, "intervals")]
+    if isinstance(offsets := settings.get("offsets"), tuple):
+        notes.append(Note(f"Offsets {', '.join(map(str, offsets))} tokens. Logarithms are natural.", "offsets"))
+    if "queries" in stated:
+        notes.append(Note(f"Queries i, T tokens: {stated['queries']}.", "queries"))
+    notes += [Note(f"{name}: {stated[name]}.", name) for name in ("p", "q") if name in stated]
+    notes += [Note(f"Note: {note}.", Note(note).kind) for note in result.notes]
     order = in_order(result.table.columns.tolist())
-    return Table(result.table[order], result.title, units, tuple(notes), level)
+    return Table(result.table[order], result.title, units, tuple(notes), level, settings, stated)
 
 
-def to_csv(table: Table) -> str:
+def to_json(table: Table | Result) -> str:
+    """Everything there is to know of a table: facts, settings, notes by kind, columns, and a line for each row.
+
+    Parameters
+    ----------
+    table : Table or Result
+
+    Returns
+    -------
+    str
+
+    Examples
+    --------
+    >>> text = to_json(Table(pd.DataFrame({"layer": [0], "estimate": [0.1 + 0.2]}), "Example", {"estimate": "nats"}))
+    >>> json.loads(text)["rows"]
+    [[0, 0.30000000000000004]]
+    """
+    table = _as_table(table)
+    frame = table.frame
+    names = list(map(str, frame.columns))
+    record = {
+        "title": table.title,
+        "level": table.level,
+        **{key: table.rests_on.get(name, "") for name, key in _STATED.items()},
+        "settings": table.settings,
+        "notes": [{"kind": Note(note).kind, "text": note} for note in table.notes],
+        "columns": [
+            {"name": name, "type": _type(frame[name])}
+            | {"unit": table.units.get(name, ""), "meaning": COLUMNS.get(name, "")}
+            for name in names
+        ],
+    }
+    head = json.dumps(record, indent=1, ensure_ascii=False, default=np.generic.item).removesuffix("\n}")
+    cells = zip(*([_cell(value) for value in frame[name].tolist()] for name in names), strict=True)
+    return head + ',\n "rows": [\n' + ",\n".join(f"  [{', '.join(row)}]" for row in cells) + "\n ]\n}"
+
+
+def _type(column: pd.Series) -> str:
+    """Name of the type of a column's values, a key of `_TYPES`."""
+    kind = {"i": "integer", "u": "integer", "f": "number", "b": "boolean"}.get(column.dtype.kind)
+    if kind is None:
+        return "text" if is_text(column) and all(isinstance(value, str) for value in column) else "mixed"
+    return kind if kind == "number" or column.notna().all() else "mixed"
+
+
+def _cell(value: Any) -> str:
+    """A value as JSON spells it, which has no words for what is absent or infinite: null, and a number out of range."""
+    if pd.isna(value):
+        return "null"
+    if isinstance(value, float) and math.isinf(value):
+        return "1e999" if value > 0 else "-1e999"
+    return json.dumps(value, ensure_ascii=False, default=np.generic.item)
+
+
+def _as_table(table: object) -> Table:
+    """A table, or that of a result."""
+    if not isinstance(table, Table | Result):
+        raise InputError(f"This takes a table or a result of an estimator, not {shown(table)}.")
+    return table_of(table) if isinstance(table, Result) else table
+
+
+def to_csv(table: Table | Result) -> str:
     r"""Raw numbers: every digit that distinguishes them, the same bytes for the same numbers.
 
     Parameters
     ----------
-    table : Table
+    table : Table or Result
 
     Returns
     -------
@@ -202,15 +261,18 @@ def to_csv(table: Table) -> str:
     >>> to_csv(Table(pd.DataFrame({"layer": [0], "estimate": [0.1 + 0.2]}), "example"))
     'layer,estimate\n0,0.30000000000000004\n'
     """
-    return table.frame.to_csv(index=False, lineterminator="\n")
+    frame = _as_table(table).frame
+    text = frame.to_csv(index=False, lineterminator="\n")
+    # A carriage return in a name is put between quotation marks only where it could end a line.
+    return frame.to_csv(index=False, lineterminator="\r\n") if "\r" in text else text
 
 
-def to_markdown(table: Table) -> str:
+def to_markdown(table: Table | Result) -> str:
     """Markdown with three significant digits, units in the header, footnotes below.
 
     Parameters
     ----------
-    table : Table
+    table : Table or Result
 
     Returns
     -------
@@ -225,7 +287,8 @@ def to_markdown(table: Table) -> str:
     | ---: | ---: |
     | 0 | 0.300 |
     """
-    header, cells, left = _formatted(table)
+    table = _as_table(table)
+    _, header, cells, left = table.view
     lines = [
         f"### {one_line(table.title)}",
         "",
@@ -269,8 +332,8 @@ def to_latex(table: Table | Result, label: str = "") -> str:
     \end{tabular}
     \end{table}
     """
-    table = table_of(table) if isinstance(table, Result) else table
-    header, cells, left = _formatted(table)
+    table, label = _as_table(table), text("label", label)
+    _, header, cells, left = table.view
     columns = "".join("l" if x else "r" for x in left)
     kinds = [tex_text if text else tex_number for text in left]
     rows = [" & ".join(map(tex_text, header)) + r" \\"]
@@ -294,12 +357,12 @@ def to_latex(table: Table | Result, label: str = "") -> str:
     return "\n".join(lines)
 
 
-def to_text(table: Table) -> str:
+def to_text(table: Table | Result) -> str:
     """Aligned text for a terminal.
 
     Parameters
     ----------
-    table : Table
+    table : Table or Result
 
     Returns
     -------
@@ -314,13 +377,15 @@ def to_text(table: Table) -> str:
     mask     0.500
     sink    -0.250
     """
-    shown = table.notes if table.on_terminal is None else table.on_terminal
+    table = _as_table(table)
+    shown = [note for note in table.notes if Note(note).kind not in _NOT_ON_TERMINAL]
+    shown += [_MORE] if len(shown) < len(table.notes) else []
     notes = [textwrap.fill(note, _WIDTH, subsequent_indent="  ", break_on_hyphens=False) for note in shown]
-    return "\n".join([table.title, _formatted(table).text(), *notes])
+    return "\n".join([table.title, table.view.text(), *notes])
 
 
 def write_table(table: Table | Result, folder: str | Path, name: str) -> list[Path]:
-    """Write a table as CSV, Markdown and LaTeX.
+    """Write a table as CSV, JSON, Markdown and LaTeX.
 
     Parameters
     ----------
@@ -333,43 +398,26 @@ def write_table(table: Table | Result, folder: str | Path, name: str) -> list[Pa
     Returns
     -------
     list of Path
-        The three files.
+        The four files.
     """
-    folder = Path(folder)
+    table, folder, name = _as_table(table), path_of("folder", folder), text("name", name)
     folder.mkdir(parents=True, exist_ok=True)
-    table = table_of(table) if isinstance(table, Result) else table
-    contents = {"csv": to_csv(table), "md": to_markdown(table), "tex": to_latex(table, name.replace("_", "-"))}
-    paths = [folder / f"{name}.{ending}" for ending in contents]
-    for path, content in zip(paths, contents.values(), strict=True):
-        path.write_text(content.rstrip("\n") + "\n", encoding="utf-8", newline="\n")
-    return paths
+    contents = contents_of(table, name)
+    for file, content in contents.items():
+        (folder / file).write_text(content, encoding="utf-8", newline="\n")
+    return [folder / file for file in contents]
 
 
-def _percent(level: float) -> str:
-    return f"{100 * level:g}%"
-
-
-def _offsets(settings: Mapping[str, object]) -> tuple[int, ...]:
-    offsets = settings.get("offsets", ())
-    return offsets if isinstance(offsets, tuple) else ()
-
-
-def _formatted(table: Table) -> View:
-    """Header, cells, and which columns are text; the limits of an interval share a column."""
-    frame = table.frame
-    header, columns, left = [], [], []
-    for name in map(str, frame.columns):
-        if name == "high" and "low" in frame:
-            continue
-        unit = unit_text(table.units.get(name, ""))
-        if name == "low" and "high" in frame:
-            title, column = f"{_percent(table.level)} interval", interval_cells(frame)
-        else:
-            title, column = name.replace("_", " "), column_cells(frame, name)
-        header.append(f"{title} ({unit})" if unit else title)
-        columns.append([unit_cell(cell) for cell in column] if name == "unit" else column)
-        left.append(is_text(frame[name]))
-    return View(header, [list(row) for row in zip(*columns, strict=True)], left)
+def contents_of(table: Table | Result, name: str) -> dict[str, str]:
+    """Return the contents of a table's files by file name."""
+    table = _as_table(table)
+    contents = {
+        "csv": to_csv(table),
+        "json": to_json(table),
+        "md": to_markdown(table),
+        "tex": to_latex(table, name.replace("_", "-")),
+    }
+    return {f"{name}.{ending}": content.rstrip("\n") + "\n" for ending, content in contents.items()}
 
 
 def _markdown_row(cells: list[str]) -> str:

@@ -11,10 +11,12 @@ import pytest
 import posstats as ps
 from posstats.dataset.comparable import window_binds
 from posstats.errors import DesignError, FewDocumentsWarning, InputError
+from posstats.stats.inference.options import Inference
 from posstats.study.analysis import run_analyses
-from posstats.study.config import AnalysesConfig, InferenceConfig, load_config
+from posstats.study.config import AnalysesConfig, load_config
 from posstats.study.recording import record_dumps
 from tests import tiny, trained
+from tests.processes import in_this_process
 
 models, report, study, tasks = (
     trained.package(f"analyses.architectures.{name}") for name in ("models", "report", "study", "tasks")
@@ -43,10 +45,11 @@ def command(folder):
         config = whole(*arguments, **options)
         assert {"shift=64", "repeat", "bos@16", "trajectory=token:7@1"} < set(config.record.conditions)
         record = replace(config.record, conditions=("baseline", *models.REPLACEMENTS))
-        return replace(config, record=record, run=replace(config.run, workers=1))
+        return replace(config, record=record)
 
     def call(*more):
         with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(tasks, "in_processes", in_this_process)
             patch.setattr(models, "design", small)
             patch.setattr(models, "NTK_FACTORS", (8.0,))
             patch.setattr(models, "WINDOWS", (32,))
@@ -148,7 +151,7 @@ def test_the_page_names_what_it_rests_on(folder, results):
         "## Inference-time",
     ):
         assert text in page
-    assert {path.suffix for path in (folder / "docs" / report.TABLES).iterdir()} == {".csv", ".md", ".tex"}
+    assert {path.suffix for path in (folder / "docs" / report.TABLES).iterdir()} == {".csv", ".json", ".md", ".tex"}
 
 
 def test_the_analysis_imports_no_torch():
@@ -173,7 +176,7 @@ def test_a_window_that_never_binds_is_refused_before_recording(folder, tmp_path)
 def test_a_missing_run_is_named(folder, tmp_path):
     entries = models.adapted(str(folder / "base"), folder / "adapters")[1:]
     with pytest.raises(DesignError, match="every adapted architecture needs runs of the same seeds"):
-        tasks.plan([], [(entry, tmp_path) for entry in entries], tmp_path, InferenceConfig())
+        tasks.plan([], [(entry, tmp_path) for entry in entries], tmp_path, Inference())
 
 
 def test_adapters_of_another_model_are_refused(folder):
@@ -210,12 +213,12 @@ def test_configurations_of_larger_models_run_on_tiny_ones(path, tmp_path):
         config,
         sequences=replace(full, n=6, length=full.length // 128),
         record=replace(config.record, conditions=conditions),
-        inference=InferenceConfig(n_resamples=99, n_permutations=99),
+        inference=Inference(n_resamples=99, n_permutations=99),
         run=replace(config.run, dumps=str(tmp_path)),
         analyses=AnalysesConfig(("../claims.py",)),
     )
     (name, entry), *_ = config.dumps.items()
-    record_dumps({config.dump_path(name): entry}, config.model, config.sequences, config.record, config.run, show=False)
+    record_dumps(config, {config.dump_path(name): entry}, show=False)
     with ps.open_dump(config.dump_path(name)) as ds:
         assert window_binds(ds) == (changes.get("sliding_window") is not None)
     headline = run_analyses(config, {name: config.dump_path(name)}, tmp_path / "results", show=False).frame

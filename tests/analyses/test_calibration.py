@@ -8,15 +8,8 @@ import pytest
 from scipy import stats
 
 from posstats.errors import DesignError, InputError
-from posstats.stats.inference.resample import (
-    DEFAULT_METHODS,
-    INTERVAL_METHODS,
-    corrected_error,
-    document_pairs,
-    interval,
-    jackknife_error,
-    pair_weights,
-)
+from posstats.stats.inference.options import DEFAULT_METHODS, INTERVAL_METHODS
+from posstats.stats.inference.resample import corrected_error, document_pairs, interval, jackknife_error, pair_weights
 from posstats.stats.inference.sign_flips import random_signs, sign_flip_test
 
 ROOT = Path(__file__).parents[2]

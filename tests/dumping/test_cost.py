@@ -5,6 +5,7 @@ import pytest
 from posstats.dumping.inputs.sequences import random_sequences
 from posstats.dumping.run import cost
 from posstats.dumping.run.cost import _Rehearsal, estimate_cost
+from posstats.dumping.run.options import RecordOptions
 from tests import tiny
 
 CONDITIONS = ("baseline", "bos=mean", "bos=none")
@@ -26,9 +27,8 @@ def measured(monkeypatch):
 
 def estimated(tmp_path, n=40, batch=8):
     sequences = random_sequences(tiny.tokenizer(), n=n, length=16)
-    return estimate_cost(
-        tiny.build("llama"), sequences, tmp_path / "d.h5", conditions=CONDITIONS, offsets=(0,), batch_size=batch
-    )
+    options = RecordOptions(CONDITIONS, offsets=(0,), batch_size=batch)
+    return estimate_cost(tiny.build("llama"), sequences, tmp_path / "d.h5", options)
 
 
 def test_what_a_file_costs_is_counted_once(measured, tmp_path):

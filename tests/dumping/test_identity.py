@@ -13,6 +13,7 @@ from posstats.dumping.model.adapters import peft_wraps
 from posstats.dumping.model.identity import interventions
 from posstats.dumping.model.load import embed, model_facts
 from posstats.dumping.recorder.recorder import Recorder
+from posstats.dumping.run.options import RecordOptions
 from posstats.dumping.run.plan import make_plan
 from posstats.errors import DumpError, ModelError
 from tests import tiny
@@ -33,7 +34,7 @@ def settings(model):
     """The digest that decides whether a dump is reused or taken up."""
     rows = np.arange(5 * LENGTH).reshape(5, LENGTH) % 90 + 3
     sequences = ps.Sequences(rows, document=np.arange(5), source="counting")
-    return make_plan(model, sequences, conditions=["baseline"], offsets=[0]).attrs["settings_sha256"]
+    return make_plan(model, sequences, RecordOptions(offsets=[0])).attrs["settings_sha256"]
 
 
 def record(model):

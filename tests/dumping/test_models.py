@@ -177,13 +177,13 @@ class TestRefusals:
             (tmp_path / file.name).write_bytes(file.read_bytes())
         weights = tmp_path / "model.safetensors"
         weights.write_bytes(weights.read_bytes()[:1000])
-        with pytest.raises(ModelError, match=r"model\.safetensors is damaged or truncated: its 1000 bytes end before"):
+        with pytest.raises(ModelError, match=r"model\.safetensors is damaged or truncated, of its 1000 bytes"):
             load_model(tmp_path)
         weights.write_bytes((folder / "model.safetensors").read_bytes()[:-8])
-        with pytest.raises(ModelError, match=r"model\.safetensors is damaged or truncated: it has \d+ bytes"):
+        with pytest.raises(ModelError, match=r"model\.safetensors is damaged or truncated, .*: incomplete metadata"):
             load_model(tmp_path)
         weights.write_bytes((8).to_bytes(8, "little") + b"no json.")
-        with pytest.raises(ModelError, match=r"model\.safetensors is damaged: its header"):
+        with pytest.raises(ModelError, match=r"model\.safetensors is damaged or truncated, .*JSON in header"):
             load_model(tmp_path)
         index = {"weight_map": {"a": "model.safetensors", "b": "second.safetensors"}}
         (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
@@ -227,7 +227,7 @@ class TestRefusals:
             load_model(tmp_path)
 
     def test_options(self, folder):
-        with pytest.raises(InputError, match="dtype must be one of float32, float64"):
+        with pytest.raises(InputError, match="dtype must be one of 'float32', 'float64'"):
             load_model(folder, dtype="int8")
         with pytest.raises(ModelError, match="device 'nowhere'"):
             load_model(folder, device="nowhere")
@@ -235,11 +235,13 @@ class TestRefusals:
             with pytest.raises(ModelError, match="there is no device 'cuda' here; there is cpu"):
                 load_model(folder, device="cuda")
         for factor in (0.5, 1, float("nan")):
-            with pytest.raises(InputError, match="ntk_factor must be above 1"):
+            with pytest.raises(InputError, match=r"ntk_factor must be (above 1|a finite number)"):
                 load_model(folder, ntk_factor=factor)
         with pytest.raises(InputError, match="sliding_window"):
             load_model(folder, sliding_window=0)
-        with pytest.raises(InputError, match="rope_type 'spiral' in rope_parameters is not one of default, dynamic"):
+        with pytest.raises(
+            InputError, match=r"rope_type in rope_parameters must be one of 'default', 'dynamic', .*, not 'spiral'"
+        ):
             load_model(folder, rope_parameters={"rope_type": "spiral"})
         with pytest.raises(ModelError, match=r"rope_parameters do not fit the model: .*factor"):
             load_model(folder, rope_parameters={"rope_type": "linear"})
@@ -408,7 +410,9 @@ class TestGGUF:
 
 
 def test_the_package_lists_its_public_names():
-    assert [name for name in dir(posstats) if not name.startswith("__")] == posstats.__all__ == sorted(posstats._HOMES)
+    listed = [name for name in dir(posstats) if not name.startswith("__")]
+    assert listed == sorted([*posstats.__all__, "figures", "tables"])
+    assert posstats.__all__ == sorted(posstats._HOMES)
 
 
 def test_unreadable_gguf(tmp_path):

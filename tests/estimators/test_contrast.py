@@ -259,15 +259,15 @@ class TestDesign:
 
     def test_options(self, pair):
         for options, message in [
-            ({"quantities": ["slopes"]}, "quantities are leakage"),
+            ({"quantities": ["slopes"]}, "chosen from leakage"),
             ({"quantities": []}, "at least one"),
             ({"quantities": ["removal"]}, "needs condition="),
-            ({"condition": "baseline"}, "needs condition="),
-            ({"condition": "bos=zero"}, "has baseline, bos=mean"),
-            ({"method": "bca"}, "corrected_jackknife, jackknife"),
+            ({"condition": "baseline"}, "chosen from bos=mean"),
+            ({"condition": "bos=zero"}, "chosen from bos=mean"),
+            ({"method": "bca"}, "'corrected_jackknife', 'jackknife'"),
             ({"level": 1.5}, "level"),
             ({"labels": ("x", "x")}, "two different names"),
-            ({"adjust": "none"}, "bh, by, holm"),
+            ({"adjust": "none"}, "'bh', 'by', 'holm'"),
         ]:
             with pytest.raises(InputError, match=message):
                 ps.contrast(*pair, **options)

@@ -15,6 +15,7 @@ from posstats.stats.inference.multiplicity import adjust
 from posstats.stats.inference.resample import jackknife_error
 from posstats.stats.synthetic.design import Noise
 from tests import brute
+from tests.sealed import sealed
 
 OFFSETS, LENGTH = (0, 1, 4), 40
 SCORES = ("denominator", "residual", "both")
@@ -221,7 +222,7 @@ class TestDiscriminate:
         blind = ds.copy(deep=True)
         for name in ("logit", "sink_logit", "log_denominator_rest"):
             blind[name][:] = 1.0
-        rows = pick(discriminate(blind, 10, 20).table)
+        rows = pick(discriminate(sealed(blind), 10, 20).table)
         assert (rows.estimate[list(SCORES)] == 0.5).all()
         assert rows[["se", "low", "high", "p"]].isna().all(axis=None)
         assert rows.note.str.contains("does not vary").all()
@@ -242,14 +243,14 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            ({"features": "values"}, "logits, offset_logits, stream"),
-            ({"features": "stream"}, "no residual_sample.*probes"),
-            ({"layers": [0, 7]}, r"no layer \[7\]"),
-            ({"layers": []}, "At least one layer"),
-            ({"offsets": [3]}, r"no offset \[3\]"),
-            ({"n_folds": 2}, "at least 3 folds"),
+            ({"features": "values"}, "'logits', 'offset_logits', 'stream'"),
+            ({"features": "stream"}, "probes.*lacks residual_sample"),
+            ({"layers": [0, 7]}, "chosen from 0, 1; there is no 7"),
+            ({"layers": []}, "at least one entry"),
+            ({"offsets": [3]}, "chosen from 0, 1, 4; there is no 3"),
+            ({"n_folds": 2}, "at least 3"),
             ({"level": 1.5}, "between 0 and 1"),
-            ({"seed": -1}, "negative"),
+            ({"seed": -1}, "from 0 to"),
             ({"adjust": "none"}, "bh"),
         ],
     )

@@ -127,7 +127,7 @@ def test_withheld_shares_and_constant_logits_are_noted():
 def test_options_of_the_comparison(dump):
     for options, message in (
         ({"sink_length": 0}, "sink_length"),
-        ({"offsets": [7]}, "not recorded"),
+        ({"offsets": [7]}, "must be chosen from"),
         ({"adjust": "none"}, "bh"),
         ({"level": 2}, "between 0 and 1"),
     ):
@@ -225,7 +225,7 @@ class TestTraps:
         assert trap_table(seed=1).table.iloc[:5].equals(trap_table().table.iloc[:5])  # the seed is that of the noise
 
     def test_options(self):
-        for options, message in (({"length": 17}, "at least 18"), ({"n": 7}, "at least 8"), ({"noise": -1.0}, "noise")):
+        for options, message in (({"length": 17}, "from 18"), ({"n": 7}, "at least 8"), ({"noise": -1.0}, "noise")):
             with pytest.raises(InputError, match=message):
                 trap_table(**options)
         with pytest.raises(DesignError, match="are too large for sequences of 20 tokens"):

@@ -233,15 +233,15 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            ({"measure": "mean"}, "share, slope"),
-            ({"term": "relative"}, "for a share, not 'relative'"),
-            ({"term": "log_attention"}, "for a share"),
-            ({"term": "relative", "measure": "slope"}, "for a slope"),
+            ({"measure": "mean"}, "'share', 'slope'"),
+            ({"term": "relative"}, "term of a share must be one of"),
+            ({"term": "log_attention"}, "term of a share must be one of"),
+            ({"term": "relative", "measure": "slope"}, "term of a slope must be one of"),
             ({"level": 0}, "between 0 and 1"),
-            ({"seed": -1}, "negative"),
+            ({"seed": -1}, "from 0 to"),
             ({"n_permutations": 0}, "n_permutations"),
             ({"adjust": "none"}, "bh"),
-            ({"offsets": [9]}, "not recorded"),
+            ({"offsets": [9]}, "there is no 9"),
         ],
     )
     def test_options(self, dump, options, message):
@@ -260,5 +260,5 @@ class TestRefusals:
         broken = dump.copy(deep=True)
         broken.logit[0, 2, 1, 0, 10, 0] = np.nan
         for measure in ("share", "slope"):
-            with pytest.raises(NumericalError, match="not finite"):
+            with pytest.raises(NumericalError, match="do not add up"):
                 model_level(broken, measure=measure)

@@ -119,13 +119,13 @@ def test_a_document_that_carries_more_than_a_quarter_is_mentioned():
     ds = unequal([1] * 25)
     assert ps.position_tests(ds).notes == ()
     odd = ds.copy(deep=True)
-    odd["logit"][:, 7, 0, 0] += 40 * np.log2(odd["query"] + 1)  # one head of one document, against all others
+    odd["sink_logit"][:, 7, 0, 0] += 40 * np.log2(odd["query"] + 1)  # one head of one document, against all others
     result = ps.position_tests(odd, reference="fixed")
     (note,) = result.notes
     tested = result.table.p.notna().sum()
-    assert f" in 2 of {tested} slopes, up to 0." in note  # log attention and logit drift
+    assert f" in 2 of {tested} slopes, up to 0." in note  # log attention and sink
 
 
 def test_options_are_checked(dump):
-    with pytest.raises(InputError, match="estimated, fixed"):
+    with pytest.raises(InputError, match="'estimated', 'fixed'"):
         ps.position_tests(dump, reference="none")

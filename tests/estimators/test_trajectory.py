@@ -225,7 +225,7 @@ class TestResult:
             ps.trajectory(ds.drop_vars("trajectory_departure"))
         with pytest.raises(InputError, match="head_output"):
             ps.trajectory(ds.drop_vars("head_output"))
-        with pytest.raises(InputError, match="at least 3 folds"):
+        with pytest.raises(InputError, match="at least 3"):
             ps.trajectory(ds, n_folds=2)
         with pytest.raises(InputError, match="epsilon"):
             ps.trajectory(ds, epsilon=0.0)

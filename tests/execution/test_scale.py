@@ -311,31 +311,25 @@ class TestCommandLine:
         return file
 
     @pytest.mark.parametrize("content", ["no JSON", '{"type": "Scheduler"}', "[1]"])
-    def test_a_file_that_names_no_scheduler(self, run, config, path, tmp_path, content):
+    def test_a_file_that_names_no_scheduler(self, mistake, config, path, tmp_path, content):
         (tmp_path / "file").write_text(content)
-        code, out, err = run("analyze", path, "--config", config, "--scheduler", tmp_path / "file")
-        assert (code, out) == (2, "")
-        assert "dask scheduler --scheduler-file` wrote" in err.splitlines()[-1]
+        said = mistake("analyze", path, "--config", config, "--scheduler", tmp_path / "file")
+        assert "dask scheduler --scheduler-file` wrote" in said
 
     @pytest.mark.parametrize("address", ["tcp://127.0.0.1:9", "nowhere"])
-    def test_no_scheduler_answers(self, run, config, path, address):
-        code, out, err = run("analyze", path, "--config", config, "--scheduler", address)
-        assert (code, out) == (2, "")
-        assert f"posstats: no scheduler answers at '{address}'" in err
-        assert "Traceback" not in err
+    def test_no_scheduler_answers(self, mistake, config, path, address):
+        said = mistake("analyze", path, "--config", config, "--scheduler", address)
+        assert f"no scheduler answers at '{address}'" in said
 
-    def test_distributed_is_not_installed(self, run, monkeypatch, config, path):
+    def test_distributed_is_not_installed(self, mistake, monkeypatch, config, path):
         monkeypatch.setitem(sys.modules, "distributed", None)
-        code, _, err = run("analyze", path, "--config", config, "--scheduler", "local")
-        assert (code, err.splitlines()[-1]) == (
-            2, "posstats: a scheduler needs distributed, which is not installed: pip install posstats[distributed]"
-        )  # fmt: skip
+        said = mistake("analyze", path, "--config", config, "--scheduler", "local")
+        assert said.endswith("needs distributed, which is not installed: pip install posstats[distributed]")
 
-    def test_shards_and_schedulers(self, run, tmp_path):
-        code, _, err = run("dump", tmp_path / "d.h5", "--shards", 2)
-        assert (code, "--shards goes with --scheduler" in err) == (2, True)
-        code, _, err = run("dump", tmp_path / "d.h5", "--scheduler", "local", "--shard", "1/2")
-        assert (code, "--shard K/N is for processes that you start" in err) == (2, True)
+    def test_shards_and_schedulers(self, mistake, tmp_path):
+        assert "--shards goes with --scheduler" in mistake("dump", tmp_path / "d.h5", "--shards", 2)
+        said = mistake("dump", tmp_path / "d.h5", "--scheduler", "local", "--shard", "1/2")
+        assert "--shard K/N is for processes that you start" in said
 
     def test_a_local_scheduler_writes_the_same_files(self, run, config, path, tmp_path):
         written = []

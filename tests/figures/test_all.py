@@ -1,5 +1,7 @@
 """What holds for every figure: axes in and axes out, colours for any colour vision, units, named inference, PDF."""
 
+import importlib
+import pkgutil
 import re
 
 import matplotlib as mpl
@@ -10,35 +12,34 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 import posstats as ps
-from posstats.figures import claims as figures_claims
+from posstats import figures
 from posstats.figures import drawing
-from posstats.figures import leakage as figures
-from posstats.figures import position0 as figures_position0
 from posstats.figures.leakage import save_figure
 from tests import position0
 
 QUICK = {"n_resamples": 2, "n_permutations": 99}
 #: Okabe, M. and Ito, K. (2008): Color Universal Design.
 OKABE_ITO = {"#000000", "#e69f00", "#56b4e9", "#009e73", "#f0e442", "#0072b2", "#d55e00", "#cc79a7"}
-MODULES = (figures, figures_position0, figures_claims)
+#: Every public function of the modules of figures, whether the room offers it or not.
 NAMES = sorted(
     name
-    for module in MODULES
-    for name, one in vars(module).items()
-    if callable(one) and getattr(one, "__module__", "") == module.__name__ and not name.startswith("_")
+    for path in pkgutil.iter_modules(figures.__path__, "posstats.figures.")
+    if path.name != "posstats.figures.drawing"
+    for name, value in vars(importlib.import_module(path.name)).items()
+    if callable(value) and getattr(value, "__module__", "") == path.name and not name.startswith("_")
 )
 
 
 @pytest.fixture(scope="module")
-def drawn():
-    """Name of a figure function -> function that draws it on axes."""
+def shown():
+    """Name of a figure function -> a result that it draws."""
     ds = ps.simulate(
         n=24, length=64, layers=3, heads=4, conditions=["baseline", "bos=mean"], strength=2, seed=3
     ).dataset
     baseline, first = ds.sel(condition=["baseline"]), position0.synthetic(n=24, tokens=3)
     options = QUICK | {"octaves": False}
     trajectory, sinks = ps.trajectory(first, n_permutations=9), ps.sinks(first)
-    results = {
+    return {
         "shares_by_layer": ps.shares(baseline, by=["layer"], **options),
         "head_map": ps.shares(baseline, by=["layer", "head"], **options),
         "magnitude_by_octave": ps.magnitude(ds, **QUICK),
@@ -51,12 +52,17 @@ def drawn():
         "verdict_grid": ps.claims(first, **QUICK),
         "contrast_by_quantity": ps.contrast(baseline, baseline, quantities=["share"], n_permutations=9),
     }
-    functions = {name: getattr(module, name) for module in MODULES for name in NAMES if hasattr(module, name)}
-    return {name: lambda ax=None, name=name: functions[name](results[name], ax) for name in results}
+
+
+@pytest.fixture(scope="module")
+def drawn(shown):
+    """Name of a figure function -> function that draws it on axes."""
+    return {name: lambda ax=None, name=name: getattr(figures, name)(shown[name], ax) for name in shown}
 
 
 def test_every_figure_is_looked_at(drawn):
-    assert sorted([*drawn, "save_figure"]) == NAMES
+    assert sorted([*drawn, "save_figure"]) == NAMES == sorted(figures.__all__)
+    assert ps.figures is figures
 
 
 @pytest.fixture(params=[name for name in NAMES if name != "save_figure"])
@@ -71,6 +77,16 @@ def test_draws_on_the_axes_it_is_given_and_makes_no_figure(draw, monkeypatch):
     assert draw(ax) is ax
     assert plt.get_fignums() == []
     assert dict(mpl.rcParams) == before
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "save_figure"])
+def test_makes_labelled_axes_and_leaves_the_result_as_it_was(drawn, shown, name):
+    before = shown[name].table.copy()
+    ax = drawn[name]()
+    assert ax.figure is not drawn[name]().figure
+    assert name == "verdict_grid" or ax.get_xlabel()
+    assert name in ("verdict_grid", "contrast_by_quantity") or ax.get_ylabel()
+    assert shown[name].table.equals(before)
 
 
 def colours(ax):
@@ -128,11 +144,16 @@ def test_labels_and_legend_neither_cover_each_other_nor_leave_the_figure(draw, s
         assert one.y1 <= whole.y1
 
 
-@pytest.mark.parametrize(("name", "images"), [("shares_by_layer", False), ("head_map", True)])
-def test_saves_vectors(drawn, name, images, tmp_path):
+@pytest.mark.parametrize("name", ["shares_by_layer", "head_map", "magnitude_by_octave", "removal_by_octave"])
+def test_saves_vectors_and_the_same_bytes_every_time(drawn, name, tmp_path):
     png, pdf = save_figure(drawn[name](), tmp_path, "figure")
+    again = save_figure(drawn[name](), tmp_path / "b" / "c", "figure")
+    assert [path.name for path in again] == ["figure.png", "figure.pdf"]
+    assert [path.read_bytes() for path in again] == [png.read_bytes(), content := pdf.read_bytes()]
+    assert png.read_bytes().startswith(b"\x89PNG")
     assert png.stat().st_size > 5000
-    content = pdf.read_bytes()
     assert content.startswith(b"%PDF")
+    assert b"CreationDate" not in content
     assert b"/FontFile2" in content  # text is text
-    assert (b"/Subtype /Image" in content) == images
+    assert (b"/Subtype /Image" in content) == (name == "head_map")
+    assert plt.get_fignums() == []

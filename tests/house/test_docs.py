@@ -24,7 +24,7 @@ from posstats.results.columns import COLUMNS
 from posstats.results.comparison import ModelLevelResult, ModelSlopeResult, WideResult
 from posstats.results.decoding import DecodingResult, DiscriminationResult
 from posstats.stats.inference import multiplicity
-from posstats.stats.inference.resample import DEFAULT_METHODS, INTERVAL_METHODS
+from posstats.stats.inference.options import DEFAULT_METHODS, INTERVAL_METHODS
 from posstats.stats.synthetic.simulate import explicit_logits, record_logits
 from posstats.tables import table as tables
 from posstats.vocabulary import CONDITIONS, LOG_ATTENTION, RESIDUAL, TERMS, VARIABLES

@@ -3,7 +3,8 @@ import pytest
 from scipy.stats import false_discovery_control
 
 from posstats.errors import InputError
-from posstats.stats.inference.multiplicity import METHODS, adjust
+from posstats.stats.inference.multiplicity import adjust
+from posstats.stats.inference.options import METHODS
 
 
 @pytest.fixture

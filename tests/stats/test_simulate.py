@@ -375,7 +375,7 @@ def test_designs_that_cannot_be(settings, message):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"logit": -1.0}, "negative"),
+        ({"logit": -1.0}, "at least 0"),
         ({"tails": 2.0}, "degrees of freedom"),
         ({"autocorrelation": 1.0}, "autocorrelation"),
         ({"document": 0.7, "head": 0.5}, "sum to more than 1"),

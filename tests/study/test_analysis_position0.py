@@ -10,7 +10,7 @@ import pytest
 
 import posstats as ps
 from posstats.dataset.store import write_dump
-from posstats.study.config import InferenceConfig
+from posstats.stats.inference.options import Inference
 from posstats.tables.headline import headline_table
 from posstats.tables.table import table_of, to_text
 from tests import position0
@@ -25,7 +25,7 @@ def ds():
 
 @pytest.fixture(scope="module")
 def findings(ds):
-    return {name: analyse(name)(ds, InferenceConfig(n_permutations=99)) for name in ("sinks", "trajectory", "readers")}
+    return {name: analyse(name)(ds, Inference(n_permutations=99)) for name in ("sinks", "trajectory", "readers")}
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def every_condition(ds):
 def everything(every_condition):
     """Headline lines of every analysis file."""
     files = [file.stem for file in sorted(ANALYSES.glob("*.py")) if "def analyse(" in file.read_text()]
-    found = {name: analyse(name)(every_condition, InferenceConfig(n_permutations=99)).headline for name in files}
+    found = {name: analyse(name)(every_condition, Inference(n_permutations=99)).headline for name in files}
     assert all(found.values())
     return found
 
@@ -127,7 +127,7 @@ def test_footnotes_of_the_headline_table_let_it_stand_alone(everything, every_co
 
 def test_dumps_without_what_is_asked(ds):
     plain = ds.isel(condition=[0]).drop_vars("trajectory_departure")
-    inference = InferenceConfig(n_permutations=99)
+    inference = Inference(n_permutations=99)
     assert not analyse("readers")(plain, inference).tables
     assert not analyse("trajectory")(plain, inference).tables
     assert set(analyse("sinks")(plain, inference).tables) == {"sinks"}

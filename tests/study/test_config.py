@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from posstats.errors import InputError
-from posstats.study.config import SECTIONS, InferenceConfig, load_config, options
+from posstats.stats.inference.options import Inference
+from posstats.study.config import SECTIONS, load_config, options
 from posstats.vocabulary import DEFAULT_LENGTH, DEFAULT_OFFSETS, DEFAULT_SEQUENCES
 
 ROOT = Path(__file__).parents[2]
@@ -43,7 +44,7 @@ def test_the_default_configuration_is_the_default_design():
     assert config.sequences.length == DEFAULT_LENGTH
     assert config.record.offsets == DEFAULT_OFFSETS
     assert set(config.dumps) == {"random", "text"}
-    assert config.inference == InferenceConfig()
+    assert config.inference == Inference()
     assert all((DEFAULT.parent / name).is_file() for name in config.analyses.files)
 
 
@@ -110,8 +111,8 @@ def test_the_document_states_the_defaults():
         ("[dumps.one]\n[sequences]\nlength = 2", r"\[sequences\]: length must be at least 3 tokens, the BOS counted"),
         ("[dumps.one]\n[record]\nconditions = ['basline']", r"\[record\]: there is no condition .*mean baseline\?"),
         ("[dumps.one]\nconditions = ['repeat', 'repeat']", r"\[dumps.one\]: .* given twice: repeat"),
-        ("[dumps.one]\n[record]\nseed = -1", r"\[record\]: seed must be 0 or more"),
-        ("[dumps.one]\n[run]\nbatch_size = 0", r"\[run\]: batch_size must be at least 1"),
+        ("[dumps.one]\n[record]\nseed = -1", r"\[record\]: seed must be a whole number from 0"),
+        ("[dumps.one]\n[run]\nbatch_size = 0", r"\[run\]: batch_size must be a whole number of at least 1"),
         ("[dumps.one]\n[sequences]\nn = 3.5", r"\[sequences\] n must be a whole number, not 3.5"),
         ("[dumps.one]\n[sequences]\nn = true", r"\[sequences\] n must be a whole number, not True"),
         ("[dumps.one]\n[sequences]\nbos = 1", r"bos must be true or false, not 1"),
@@ -127,11 +128,11 @@ def test_the_document_states_the_defaults():
         ("[dumps]\none = 1", r"\[dumps.one\] must be a table"),
         ("model = 'x'\n[dumps.one]", r"\[model\] must be a table"),
         ("[model]", r"names no dump"),
-        ("[dumps.one]\n[inference]\nmethod = 'guess'", r"\[inference\]: Unknown interval method 'guess'"),
+        ("[dumps.one]\n[inference]\nmethod = 'guess'", r"\[inference\]: method must be one of .*'guess'"),
         ("[dumps.one]\n[inference]\nlevel = 1.5", r"level must lie between 0 and 1"),
         ("[dumps.one]\n[inference]\nadjust = 'none'", r"\[inference\]:.*bh"),
-        ("[dumps.one]\n[inference]\nn_resamples = 0", r"n_resamples must be at least 1"),
-        ("[dumps.one]\n[run]\nworkers = 0", r"workers must be at least 1"),
+        ("[dumps.one]\n[inference]\nn_resamples = 0", r"n_resamples must be a whole number from 1"),
+        ("[dumps.one]\n[run]\nworkers = 0", r"workers must be a whole number of at least 1"),
         ("[dumps.one]\n[profile.fast.sequences]\nm = 3", r"profile.fast: \[sequences\] has no key 'm'"),
         ("[dumps.one]\n[profile.fast.sequence]\nn = 3", r"profile.fast: there is no section \[sequence\]"),
         ("[dumps.one", "is not valid TOML"),

@@ -25,15 +25,14 @@ def model(tmp_path_factory):
     return folder
 
 
-def work(config, folder):
-    dumps = {folder / f"{name}.h5": entry for name, entry in config.dumps.items()}
-    return dumps, config.model, config.sequences, config.record, config.run
+def dumps(config, folder):
+    return {folder / f"{name}.h5": entry for name, entry in config.dumps.items()}
 
 
 @pytest.mark.filterwarnings("ignore::posstats.errors.FewDocumentsWarning")
 def test_the_quick_profile(model, tmp_path):
     config = load_config(DEFAULT, profile="quick", model=str(model))
-    record_dumps(*work(config, tmp_path), show=False)
+    record_dumps(config, dumps(config, tmp_path), show=False)
     with ps.open_dump(tmp_path / "random.h5") as ds:
         assert [name for name in ds.condition.values if name.startswith("traj")] == ["trajectory=token:260@1"]
         assert ds.sizes["layer"] == 4
@@ -44,7 +43,7 @@ def test_the_quick_profile(model, tmp_path):
 def test_the_whole_configuration(model, tmp_path, monkeypatch):
     monkeypatch.setattr("posstats.dumping.run.cost._measure", lambda *_: _Rehearsal(1, 1.0, 1.0, 1.0))
     config = load_config(DEFAULT, model=str(model))
-    costs = estimate_dumps(*work(config, tmp_path))
+    costs = estimate_dumps(config, dumps(config, tmp_path))
     # Of 14 conditions, two trajectories begin at block 1.
     assert [cost.sequences for cost in costs.values()] == [13 * 48, 4 * 48]
 
@@ -58,7 +57,7 @@ def test_a_token_that_the_model_does_not_know(tmp_path):
         r"trajectory=token:260@1: token id 260 is not in the model's vocabulary of 97 tokens; choose an id from 0 to"
     )
     with pytest.raises(InputError, match=message):
-        record_dumps(*work(config, tmp_path), show=False)
+        record_dumps(config, dumps(config, tmp_path), show=False)
 
 
 @pytest.mark.parametrize("depth", ["1/1", "2/1", "-1/3", "1/0", "0/0", "1/3/4", "0.3", "1 /3"])
@@ -85,7 +84,7 @@ def test_one_fraction_spelled_twice_is_given_twice():
 
 
 def test_half_an_offset_is_none():
-    with pytest.raises(InputError, match=r"offset 1\.5 is no whole number"):
+    with pytest.raises(InputError, match=r"offset must be a whole number from 0 to 7, not 1\.5"):
         check_positions("offset", (0, 1.5), length=8)
 
 

@@ -43,11 +43,10 @@ def config(model, tmp_path):
 
 
 class TestBosToken:
-    def test_analysed_and_reported_with_the_token_that_is_named(self, run, config, tmp_path):
-        code, out, err = run("analyze", "--config", config)
-        assert (code, out) == (2, "")
+    def test_analysed_and_reported_with_the_token_that_is_named(self, run, mistake, config, tmp_path):
+        line = mistake("analyze", "--config", config)
         for said in ("--bos-token", "BOS_TOKEN=", "sequences.bos_token", "ends a text", "<eos>"):
-            assert said in err
+            assert said in line
 
         code, out, err = run("analyze", "--config", config, "--bos-token", "<eos>")
         assert code == 0, err
@@ -61,16 +60,14 @@ class TestBosToken:
         before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
         assert run("analyze", "--config", config, "--bos-token", 5, "-q")[0] == 0
         assert all(file.read_bytes() == content for file, content in before.items())
-        code, out, err = run("report", "--config", config, "--bos-token", "w7")
-        assert (code, out) == (2, "")
+        mistake("report", "--config", config, "--bos-token", "w7")
 
-    def test_mistakes(self, run, config, tmp_path):
-        assert "'nothing' is not in the vocabulary" in run("analyze", "--config", config, "--bos-token", "nothing")[2]
-        named = run("analyze", tmp_path / "d.h5", "--config", config, "--bos-token", "<eos>")
-        assert named[0] == 2
-        assert "leave out --bos-token" in named[2]
+    def test_mistakes(self, mistake, config, tmp_path):
+        assert "'nothing' is not in the vocabulary" in mistake("analyze", "--config", config, "--bos-token", "nothing")
+        named = mistake("analyze", tmp_path / "d.h5", "--config", config, "--bos-token", "<eos>")
+        assert "leave out --bos-token" in named
         config.write_text(config.read_text().replace("length", "bos = false\nlength"))
-        assert "bos = false asks for none" in run("analyze", "--config", config, "--bos-token", "<eos>")[2]
+        assert "bos = false asks for none" in mistake("analyze", "--config", config, "--bos-token", "<eos>")
 
 
 class TestModels:
@@ -86,16 +83,13 @@ class TestModels:
         tiny.tokenizer().save_pretrained(tmp_path)
         assert json.loads(run("models", tmp_path, "--json")[1])["bos_token"] == "<bos>"
 
-    def test_files_of_a_tokenizer_that_are_missing(self, run, model, tmp_path):
+    def test_files_of_a_tokenizer_that_are_missing(self, mistake, model, tmp_path):
         for name in ("config.json", "model.safetensors", "tokenizer_config.json"):
             shutil.copy(model / name, tmp_path)
         (tmp_path / "tokenizer_config.json").write_text("{}")
-        code, out, err = run("models", tmp_path)
-        assert (code, out) == (2, "")
-        assert "this tokenizer has no ordinary tokens" in err
-        code, out, err = run("dump", tmp_path / "d.h5", "--model", tmp_path, "--no-bos", "-t", 16)
-        assert (code, out) == (2, "")
-        assert "are its files, such as tokenizer.json, beside" in err
+        assert "this tokenizer has no ordinary tokens" in mistake("models", tmp_path)
+        said = mistake("dump", tmp_path / "d.h5", "--model", tmp_path, "--no-bos", "-t", 16)
+        assert "are its files, such as tokenizer.json, beside" in said
 
     def test_at_the_longest_length_that_the_model_allows(self, run, model):
         code, out, err = run("models", model)

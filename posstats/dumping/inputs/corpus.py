@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from os import PathLike
 from pathlib import Path
 
 import numpy as np
 
+from posstats.arguments import file_path, several, shown
+from posstats.dumping.inputs.labels import check_unicode, document_labels
 from posstats.errors import InputError
+
+_SOURCES = "texts, a mapping of document label to text, or the name of a file or folder"
 
 
 class Crops:
@@ -68,8 +73,11 @@ class Texts:
         return len(self._labels)
 
     def __getitem__(self, index: int) -> tuple[str, str]:
-        text = self._texts[index]
-        return self._labels[index], text if isinstance(text, str) else _read(text)
+        label, text = self._labels[index], self._texts[index]
+        if isinstance(text, Path):
+            return label, _read(text)
+        check_unicode(f"the text of {label}", text)
+        return label, text
 
 
 def _read(path: Path) -> str:
@@ -81,25 +89,31 @@ def _read(path: Path) -> str:
         raise InputError(f"{path} cannot be read: {error.strerror}") from error
 
 
-def read_texts(source: str | Path | Mapping[str, str] | None) -> tuple[str, Texts]:
+def read_texts(source: str | Path | Mapping[str, str] | Iterable[str] | None) -> tuple[str, Texts]:
     """Name of the source for messages, and its labelled texts."""
     if source is None:
         from pydoc_data.topics import topics
 
         return "pydoc_data.topics", Texts(sorted(topics), [topics[label] for label in sorted(topics)])
-    if isinstance(source, Mapping):
-        return "given texts", Texts([str(label) for label in source], list(source.values()))
-    path = Path(source)
+    if not isinstance(source, str | PathLike):
+        texts = several("source", source.values() if isinstance(source, Mapping) else source, _SOURCES)
+        labels = list(source) if isinstance(source, Mapping) else [f"text {number}" for number in range(len(texts))]
+        if broken := [text for text in texts if not isinstance(text, str)]:
+            raise InputError(f"source must be {_SOURCES}; {shown(broken[0])} is no text")
+        if not texts:
+            raise InputError(f"source holds no text: give {_SOURCES}")
+        return "given texts", Texts([str(label) for label in document_labels(labels, len(labels))], texts)
+    path = file_path("source", source, folder=True)
     if path.is_dir():
         files = sorted(file for file in path.rglob("*") if file.is_file() and not file.name.startswith("."))
         if not files:
             raise InputError(f"the folder {path} holds no file")
         return path.name, Texts([file.relative_to(path).as_posix() for file in files], files)
     if not path.exists():
-        raise InputError(f"there is no file or folder {path}")
+        raise InputError(f"there is no file or folder {path}; texts themselves are given as a list")
     if path.suffix == ".jsonl":
-        labels, texts = zip(*_read_json_lines(path), strict=True)
-        return path.name, Texts(list(labels), list(texts))
+        lines = list(_read_json_lines(path))
+        return path.name, Texts([label for label, _ in lines], [text for _, text in lines])
     return path.name, Texts([path.name], [path])
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from posstats.arguments import shown
 from posstats.errors import InputError
 
 
@@ -29,16 +30,22 @@ def document_labels(labels: Any, count: int) -> np.ndarray:
     InputError
         If they are not that many, of other kinds, or cannot be stored.
     """
-    given = np.asarray(labels, dtype=object)
+    try:
+        given = np.asarray(labels, dtype=object)
+    except Exception as error:  # what is no array can refuse to become one in any way
+        raise InputError(f"document must hold a label per sequence, not {shown(labels)}") from error
     if given.shape != (count,):
         raise InputError(
             f"there must be one document label per sequence: {count} sequences, labels of shape {given.shape}"
         )
-    kinds = [str if isinstance(x, str) else int if isinstance(x, (int, np.integer)) else None for x in given]
+    kinds = [
+        str if isinstance(x, str) else int if isinstance(x, (int, np.integer)) and not isinstance(x, bool) else None
+        for x in given
+    ]
     for label, kind in zip(given, kinds, strict=True):
         if kind is None or kind is not kinds[0]:
-            beside = f" beside {given[0]!r}" if kind else ""
-            raise InputError(f"document labels must be all strings or all integers, not {label!r}{beside}")
+            beside = f" beside {shown(given[0])}" if kind else ""
+            raise InputError(f"document labels must be all strings or all integers, not {shown(label)}{beside}")
         if kind is str:
             check_text("document", label)
     try:
@@ -60,14 +67,22 @@ def check_text(name: str, text: str) -> None:
     Raises
     ------
     InputError
-        If it contains a null character, or what is no Unicode character, as names of files that are not in UTF-8 do.
+        If it is none, contains a null character, or what is no Unicode character, as names of files that are not in
+        UTF-8 do.
     """
+    if not isinstance(text, str):
+        raise InputError(f"{name} must be text, not {shown(text)}")
     if "\0" in text:
         raise InputError(f"{name} {text!r} contains a null character, which a dump cannot hold")
+    check_unicode(name, text)
+
+
+def check_unicode(name: str, text: str) -> None:
+    """Refuse a text that has no encoding, raising an InputError."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise InputError(
-            f"{name} {text!r} contains what is no Unicode character, as the name of a file does that is not in UTF-8: "
-            "rename it"
+            f"{name} {shown(text)} contains what is no Unicode character, as the name of a file does that is not in "
+            "UTF-8: rename it"
         ) from error

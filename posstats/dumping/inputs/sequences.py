@@ -7,17 +7,19 @@ back, and tokenizers that prepend a BOS themselves are kept from doing so, hence
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from posstats.arguments import flag, seed_of, several, shown, whole_number
 from posstats.dumping.inputs.corpus import Crops, read_texts
 from posstats.dumping.inputs.labels import check_text, document_labels
-from posstats.dumping.inputs.tokens import choose_bos, ordinary_beside, ordinary_tokens
+from posstats.dumping.inputs.tokens import check_tokenizer, choose_bos, ordinary_beside, ordinary_tokens
 from posstats.errors import FewDocumentsWarning, InputError
+from posstats.execution.machine import free_memory
 from posstats.vocabulary import DEFAULT_LENGTH, DEFAULT_SEQUENCES, MINIMUM_DOCUMENTS
 
 if TYPE_CHECKING:
@@ -37,7 +39,7 @@ class Sequences:
         Token ids, exactly as they will be fed.
     document : ndarray, shape (sequence,)
         Label of the document of each sequence, the resampling unit of every interval: all strings or all integers.
-    source : str
+    source : str, optional
         One line on where the sequences come from and what was left out.
     bos_id : int or None
         Id of the BOS token where one stands at position 0 of every sequence; None where there is none.
@@ -52,8 +54,8 @@ class Sequences:
     Raises
     ------
     InputError
-        If the shapes disagree, an id is negative or no integer, ``bos_id`` does not stand once at the start, or labels
-        are neither strings nor integers, or a text is none that a dump can hold.
+        If the shapes disagree, an id is negative, no integer or beyond 64 bits, ``bos_id`` does not stand once at the
+        start, labels are neither strings nor integers, or a text or the seed is none that a dump can hold.
 
     Examples
     --------
@@ -64,26 +66,31 @@ class Sequences:
 
     ids: np.ndarray
     document: np.ndarray
-    source: str
+    source: str = "given token ids"
     bos_id: int | None = None
     bos_token: str = ""
     ordinary: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        ids = np.asarray(self.ids)
-        if ids.ndim != 2 or ids.size == 0 or not np.issubdtype(ids.dtype, np.integer) or ids.min() < 0:
-            raise InputError("token ids must be a non-empty array of integers >= 0 with dims (sequence, query)")
+        ids = _token_ids(
+            "token ids must be a non-empty array of integers >= 0 with dims (sequence, query)", self.ids, 2
+        )
+        ordinary = _token_ids("ordinary must be different integers >= 0 with dims (token,)", self.ordinary, 1)
         document = document_labels(self.document, len(ids))
         check_text("source", self.source)
         check_text("bos_token", self.bos_token)
+        values: dict[str, Any] = {"ids": ids, "document": document, "ordinary": ordinary}
+        if self.seed is not None:
+            values["seed"] = seed_of(self.seed)
         if self.bos_id is not None:
+            values["bos_id"] = whole_number("bos_id", self.bos_id)
             if not (ids[:, 0] == self.bos_id).all():
                 raise InputError(f"bos_id is {self.bos_id}, but not every sequence begins with that token")
             if ids.shape[1] > 1 and (ids[:, 1] == self.bos_id).all():
                 raise InputError(f"the BOS token {self.bos_id} stands twice at the start of every sequence")
-        for name, array in (("ids", ids), ("document", document), ("ordinary", np.asarray(self.ordinary))):
-            object.__setattr__(self, name, array.astype(np.int64) if name != "document" else array)
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
 
     @property
     def count(self) -> int:
@@ -110,16 +117,36 @@ class Sequences:
         return f"<Sequences: {self.count} x {self.length} tokens, {self.documents} documents, {bos}; {self.source}>"
 
 
-def _check_size(n: int, length: int, bos: bool) -> None:
-    if n < 1:
-        raise InputError(f"n must be at least 1, not {n}")
+def _token_ids(message: str, given: Any, dims: int) -> np.ndarray:
+    """Ids as int64, those of ordinary tokens, which have one dim, each once; the message says what is allowed."""
+    try:
+        ids = np.asarray(given)
+    except Exception as error:  # what is no array can refuse to become one in any way: ragged lists, other devices
+        raise InputError(f"{message}, not {shown(given)}") from error
+    if dims == 1 and ids.size == 0:
+        return np.empty(0, dtype=np.int64)
+    if ids.ndim != dims or ids.size == 0 or not np.issubdtype(ids.dtype, np.integer):
+        raise InputError(f"{message}, not of shape {ids.shape} and type {ids.dtype}")
+    if ids.min() < 0 or ids.max() >= 2**63 or (dims == 1 and len(np.unique(ids)) < ids.size):
+        raise InputError(f"{message}; these run from {ids.min()} to {ids.max()}")
+    return ids.astype(np.int64)
+
+
+def _check_design(tokenizer: Any, n: Any, length: Any, bos: Any = False) -> tuple[int, int, bool]:
+    """What every generator of sequences is given."""
+    check_tokenizer(tokenizer)
+    n, length, bos = whole_number("n", n, 1), whole_number("length", length), flag("bos", bos)
     if length < 2 + bos:
         raise InputError(f"length must be at least {2 + bos} tokens{', the BOS counted' if bos else ''}, not {length}")
+    if (free := free_memory()) < 8 * n * length:
+        raise InputError(
+            f"{shown(n)} sequences of {shown(length)} tokens do not fit into the memory: at most {free // 8} tokens do"
+        )
+    return n, length, bos
 
 
-def _generator(seed: int, stream: int) -> np.random.Generator:
-    if seed < 0:
-        raise InputError(f"seed must be 0 or more, not {seed}")
+def _generator(seed: Any, stream: int) -> np.random.Generator:
+    seed = seed_of(seed)
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(stream,)))
 
 
@@ -170,7 +197,8 @@ def random_sequences(
     Raises
     ------
     InputError
-        If the tokenizer has no BOS token and none is chosen, or a number is out of range.
+        If the tokenizer is none of transformers, or has no BOS token and none is chosen, or an option is of another
+        type or out of range.
 
     Examples
     --------
@@ -180,7 +208,7 @@ def random_sequences(
     >>> sequences.ids.shape, sequences.bos, str(sequences.document[5])
     ((6, 24), 'in ids', 'random 3-00005')
     """
-    _check_size(n, length, bos)
+    n, length, bos = _check_design(tokenizer, n, length, bos)
     bos_id, spelling = choose_bos(tokenizer, bos, bos_token)
     ordinary = ordinary_beside(tokenizer, bos_id)
     ids = _generator(seed, _RANDOM).choice(ordinary, size=(n, length))
@@ -217,7 +245,7 @@ def repeat_sequences(
     Raises
     ------
     InputError
-        If a number is out of range.
+        If the tokenizer is none of transformers, or a number of another type or out of range.
 
     Examples
     --------
@@ -225,7 +253,7 @@ def repeat_sequences(
     >>> bool((sequences.ids == sequences.ids[:, :1]).all()), sequences.documents
     (True, 6)
     """
-    _check_size(n, length, bos=False)
+    n, length, _ = _check_design(tokenizer, n, length)
     ordinary = ordinary_tokens(tokenizer)
     if n > len(ordinary):
         raise InputError(f"n = {n} sequences need as many different tokens; the vocabulary has {len(ordinary)}")
@@ -237,7 +265,7 @@ def repeat_sequences(
 
 def text_sequences(
     tokenizer: PreTrainedTokenizerBase,
-    source: str | Path | Mapping[str, str] | None = None,
+    source: str | Path | Mapping[str, str] | Iterable[str] | None = None,
     n: int = DEFAULT_SEQUENCES,
     length: int = DEFAULT_LENGTH,
     *,
@@ -256,10 +284,11 @@ def text_sequences(
     ----------
     tokenizer : PreTrainedTokenizerBase
         Tokenizer of the model that will read the sequences.
-    source : str, Path or mapping of str to str, optional
+    source : str, Path, list of str or mapping of str to str, optional
         By default the topics of Python's own help (``pydoc_data.topics``), each one a document. Otherwise a folder
         (every file in it is a document), a ``.jsonl`` file (one object with ``"text"`` a line, each line a document
-        unless it names its ``"document"``), any other file (a single document), or texts by document label.
+        unless it names its ``"document"``), any other file (a single document), texts by document label, or a list of
+        texts, each a document.
     n : int
         Number of sequences.
     length : int
@@ -275,12 +304,13 @@ def text_sequences(
     -------
     Sequences
         `n` sequences of `length` tokens; ``document`` holds topic names, file names relative to the folder, line
-        numbers or the given labels.
+        numbers, the given labels, or "text 0", "text 1" and so on for a list.
 
     Raises
     ------
     InputError
-        If the source cannot be read, or its texts are too few or too short for `n` different crops.
+        As :func:`random_sequences`; or if the source cannot be read, or its texts are too few or too short for `n`
+        different crops.
 
     Warns
     -----
@@ -294,7 +324,7 @@ def text_sequences(
     >>> sequences.count, sequences.documents
     (12, 6)
     """
-    _check_size(n, length, bos)
+    n, length, bos = _check_design(tokenizer, n, length, bos)
     bos_id, spelling = choose_bos(tokenizer, bos, bos_token)
     name, texts = read_texts(source)
     rng = _generator(seed, _TEXT)
@@ -327,3 +357,46 @@ def text_sequences(
     return Sequences(
         ids, np.array(document, object), summary, bos_id, spelling, ordinary_beside(tokenizer, bos_id), seed
     )
+
+
+def as_sequences(sequences: Any, document: Any, tokenizer: Any, *, longest: int | None, seed: int) -> Sequences:
+    """Sequences out of what :func:`posstats.dump` takes for them.
+
+    Parameters
+    ----------
+    sequences : Sequences, array_like of int with dims (sequence, query), iterable of str, or mapping of str to str
+        Sequences, token ids, or texts, each a document.
+    document : array_like or None
+        Labels of the documents of token ids.
+    tokenizer : PreTrainedTokenizerBase or None
+        The tokenizer, which texts need.
+    longest : int or None
+        Tokens that the model allows.
+    seed : int
+        Seed of crops of text.
+
+    Returns
+    -------
+    Sequences
+        What to feed.
+
+    Raises
+    ------
+    InputError
+        If it is something else, labels are missing or too many, or texts have no tokenizer or are too short.
+    """
+    kinds = "posstats.Sequences, token ids with dims (sequence, query), or texts"
+    if not isinstance(sequences, Sequences | Mapping) and getattr(sequences, "ndim", 1) == 1:
+        sequences = several("sequences", sequences, f"what to feed ({kinds})")
+    texts = isinstance(sequences, list) and any(isinstance(text, str) for text in sequences)
+    if not (texts or isinstance(sequences, Sequences | Mapping)):
+        if document is None:
+            raise InputError("token ids need document=, a label per sequence: intervals rest on documents")
+        return Sequences(sequences, document)
+    if document is not None:
+        raise InputError("document= goes with an array of token ids only: sequences and texts have documents already")
+    if isinstance(sequences, Sequences):
+        return sequences
+    if tokenizer is None:
+        raise InputError("texts need tokenizer=, the tokenizer of the model")
+    return text_sequences(tokenizer, sequences, length=min(DEFAULT_LENGTH, longest or DEFAULT_LENGTH), seed=seed)

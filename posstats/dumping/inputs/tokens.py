@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from posstats.arguments import shown, whole_number
 from posstats.errors import InputError
 
 if TYPE_CHECKING:
@@ -14,6 +15,23 @@ if TYPE_CHECKING:
 
 #: Vocabulary entries that were reserved and never trained: ``<unused12>``, ``[unused3]``, ``<|reserved_token_7|>``.
 _UNUSED = re.compile(r"[<\[].*(unused|reserved|extra_id|placeholder|dummy).*[>\]]", re.IGNORECASE)
+
+
+def check_tokenizer(tokenizer: Any) -> None:
+    """Refuse what is no tokenizer of transformers.
+
+    Raises
+    ------
+    InputError
+        If it is not.
+    """
+    from transformers import PreTrainedTokenizerBase  # with it comes torch, which sequences of given ids do not need
+
+    if not isinstance(tokenizer, PreTrainedTokenizerBase):
+        raise InputError(
+            f"tokenizer must be a tokenizer of transformers, as posstats.load_model returns beside the model, not "
+            f"{shown(tokenizer)}"
+        )
 
 
 def ordinary_tokens(tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
@@ -59,7 +77,7 @@ def choose_bos(tokenizer: PreTrainedTokenizerBase, bos: bool, bos_token: str | i
     """
     if not bos:
         if bos_token is not None:
-            raise InputError(f"bos_token={bos_token!r} was given together with bos=False; give one of them")
+            raise InputError(f"bos_token={shown(bos_token)} was given together with bos=False; give one of them")
         return None, ""
     if bos_token is None:
         chosen = tokenizer.bos_token_id
@@ -78,9 +96,10 @@ def choose_bos(tokenizer: PreTrainedTokenizerBase, bos: bool, bos_token: str | i
             )
         return vocabulary[bos_token], bos_token
     spelling = {i: text for text, i in vocabulary.items()}
-    if bos_token not in spelling:
-        raise InputError(f"bos_token={bos_token} is not a token id; ids run from 0 to {max(spelling)}")
-    return int(bos_token), spelling[bos_token]
+    token = whole_number("bos_token, where it is no text,", bos_token, 0, max(spelling))
+    if token not in spelling:
+        raise InputError(f"bos_token={token} is not a token id; not every number up to {max(spelling)} is")
+    return token, spelling[token]
 
 
 def ordinary_beside(tokenizer: PreTrainedTokenizerBase, bos_id: int | None) -> np.ndarray:

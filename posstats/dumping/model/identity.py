@@ -15,18 +15,7 @@ _IMMATERIAL = frozenset(
 
 
 def plain_config(config: Any) -> dict[str, Any]:
-    """A configuration as plain values, without what no number depends on.
-
-    Parameters
-    ----------
-    config : transformers.PretrainedConfig
-        The configuration, with those of its parts.
-
-    Returns
-    -------
-    dict
-        Equal for configurations under which the same weights compute the same.
-    """
+    """Return what of a configuration, its parts included, decides what the same weights compute, as plain JSON."""
     return json.loads(json.dumps(_material(config.to_dict()), sort_keys=True, default=str))
 
 
@@ -42,19 +31,11 @@ def config_digest(config: Any) -> str:
 
 
 def interventions(model: Any) -> str:
-    """What weights and configuration do not tell of a model: hooks, exchanged functions, adapters switched on or off.
+    """Return what weights and configuration do not tell of a model: hooks, exchanged functions, adapters on or off.
 
-    Parameters
-    ----------
-    model : transformers.PreTrainedModel
-        The model.
-
-    Returns
-    -------
-    str
-        Empty for a plain model. What a hook does cannot be told from outside, so where there are hooks each call
-        returns another text: no two dumps of such a model count as the same. transformers' own hooks, which capture
-        outputs, and ours, which compute in float64, do not count: they go with the configuration and the number format.
+    Empty for a plain model. What a hook does cannot be told from outside, so where there are hooks each call returns
+    another text: no two dumps of such a model count as the same. transformers' own hooks, which capture outputs, and
+    ours, which compute in float64, do not count: they go with the configuration and the number format.
     """
     hooked, adapters = [], set()
     for name, module in model.named_modules():

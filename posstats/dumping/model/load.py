@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from os import fspath
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ import torch
 import transformers
 
 from posstats._version import __version__
+from posstats.arguments import choice, expanded, file_path, shown, whole_number
 from posstats.dumping.model.adapters import Adapter, merge_adapter, read_adapter
-from posstats.dumping.model.checkpoints import DEFAULT_MODEL, converted_gguf, default_gguf, weights_digest
+from posstats.dumping.model.checkpoints import converted_gguf, default_gguf, weights_digest
 from posstats.dumping.model.float64 import compute_in_float64
 from posstats.dumping.model.folders import check_config_file, check_files, check_finite, check_no_alibi
 from posstats.dumping.model.identity import config_digest, interventions, plain_config
@@ -29,11 +31,10 @@ from posstats.dumping.recorder.structure import (
     text_config,
 )
 from posstats.errors import InputError, ModelError
-from posstats.vocabulary import ADAPTED, TRAINED, VARIANT
+from posstats.vocabulary import ADAPTED, DEFAULT_MODEL, DTYPES, TRAINED, VARIANT, is_path
 
 __all__ = ["embed", "load_model", "max_length", "model_facts"]
 
-DTYPES = ("float32", "float64", "bfloat16", "float16")
 _ALLOWED = f"allowed: {DEFAULT_MODEL!r}, a folder or hub id with safetensors and no remote code, a .gguf file"
 
 
@@ -120,7 +121,7 @@ def load_model(
     Raises
     ------
     InputError
-        For an option that does not exist, or one that changes nothing.
+        For an option of another type, one that does not exist, or one that changes nothing.
     ModelError
         If the model cannot be loaded or is not a rotary decoder that can be recorded exactly, or if the adapter was
         trained on other weights.
@@ -135,9 +136,15 @@ def load_model(
     >>> mine.config.num_hidden_layers, its_tokenizer.bos_token
     (3, '<bos>')
     """
-    if dtype not in DTYPES:
-        raise InputError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
-    trained = None if adapter is None else read_adapter(adapter)
+    file_path("name", name, folder=True)
+    name = fspath(name)  # as given: a Path would drop a leading ./
+    choice("dtype", dtype, DTYPES)
+    if revision is not None and not (isinstance(revision, str) and revision):
+        raise InputError(f"revision must be text, a branch, tag or commit such as 'main', not {shown(revision)}")
+    models = file_path("models_dir", models_dir, folder=True)
+    if sliding_window is not None:
+        sliding_window = whole_number("sliding_window", sliding_window, 1)
+    trained = None if adapter is None else read_adapter(file_path("adapter", adapter, folder=True))
     if trained is not None:
         if not (rope_parameters is None and ntk_factor is None and sliding_window is None):
             raise InputError(
@@ -148,8 +155,8 @@ def load_model(
     if not sys.stderr.isatty():
         transformers.utils.logging.disable_progress_bar()
     place = _device(device)
-    source, where = locate(str(name), revision, Path(models_dir))
-    config = configuration(str(name), source, where)
+    source, where = locate(name, revision, models)
+    config = configuration(name, source, where)
     changes, stretch = vary_rope(config, rope_parameters, ntk_factor)
     if sliding_window is not None and trained is None:
         check_window(config.get_text_config(), sliding_window)
@@ -161,7 +168,7 @@ def load_model(
         {**where, "config": config, "dtype": getattr(torch, dtype), "use_safetensors": True},
     )
     check_model(model)
-    check_finite(model, str(name))
+    check_finite(model, name)
     if dtype == "float64":
         compute_in_float64(model)
     try:
@@ -174,14 +181,16 @@ def load_model(
     if trained is not None:
         model = merge_adapter(model, trained)
     commit = getattr(config, "_commit_hash", None) or ""
-    model.posstats_provenance = Provenance(str(name), commit, plain_config(model.config), changes, stretch, trained)
+    model.posstats_provenance = Provenance(name, commit, plain_config(model.config), changes, stretch, trained)
     return model, tokenizer
 
 
-def _device(device: str | None) -> torch.device:
+def _device(device: str | torch.device | None) -> torch.device:
     """The device asked for, or a GPU if there is one."""
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if not isinstance(device, str | torch.device):
+        raise InputError(f"device must be text such as 'cpu' or 'cuda:0', not {shown(device)}")
     try:
         return torch.empty(0, device=device).device
     except (RuntimeError, AssertionError) as error:  # an assertion is how torch says that it was built without CUDA
@@ -204,14 +213,14 @@ def configuration(name: str, source: str, where: dict[str, Any]) -> Any:
 
 def locate(name: str, revision: str | None, models_dir: Path) -> tuple[str, dict[str, Any]]:
     """Folder or repository to load from, and how."""
-    path = Path(name).expanduser()
+    path = expanded(name)
     if name == DEFAULT_MODEL or path.suffix == ".gguf":
         return str(converted_gguf(default_gguf() if name == DEFAULT_MODEL else path, models_dir)), {
             "local_files_only": True
         }
     if path.is_dir():
         return str(path), {"local_files_only": True}
-    if name.startswith((".", "/", "~")) or name.count("/") > 1:
+    if is_path(name):
         raise ModelError(f"there is no folder {name!r}; give {DEFAULT_MODEL!r}, a folder, a .gguf file or a hub id")
     return name, {"revision": revision or "main"} | _reach(name, revision or "main")
 
@@ -243,18 +252,10 @@ def pretrained(factory: Any, name: str | Path, source: str, options: dict[str, A
 
 
 def max_length(model: Any) -> int | None:
-    """Longest sequence the model allows.
+    """Return the number of tokens of the longest sequence the model allows, None where it sets no limit.
 
-    Parameters
-    ----------
-    model : transformers.PreTrainedModel
-        The model.
-
-    Returns
-    -------
-    int or None
-        Number of tokens, None where the model sets no limit. RoPE that is rescaled by a factor, by the model's own
-        configuration or when it was loaded, allows what it was rescaled for.
+    RoPE that is rescaled by a factor, by the model's own configuration or when it was loaded, allows what it was
+    rescaled for.
     """
     return context_length(text_config(model), _provenance(model).stretch)
 
@@ -284,22 +285,10 @@ def _own_config(model: Any) -> dict[str, Any]:
 
 
 def embed(model: Any, ids: torch.Tensor) -> torch.Tensor:
-    """Output of the model's embedding module.
+    """Return the output of the model's embedding module, (batch, query, hidden), for int64 ids (batch, query).
 
     This is what ``inputs_embeds`` takes: whatever the model does to it afterwards (Gemma 2 and Granite scale it there,
     Gemma 3 inside the module) it does in the forward pass.
-
-    Parameters
-    ----------
-    model : transformers.PreTrainedModel
-        The model.
-    ids : torch.Tensor
-        int64, (batch, query).
-
-    Returns
-    -------
-    torch.Tensor
-        (batch, query, hidden), on the model's device.
     """
     module = model.get_input_embeddings()
     with torch.inference_mode():
@@ -307,21 +296,16 @@ def embed(model: Any, ids: torch.Tensor) -> torch.Tensor:
 
 
 def model_facts(model: Any, tokenizer: Any = None, *, length: int | None = None) -> dict[str, Any]:
-    """What there is to know about a model in a dataset's attributes.
+    """Return what there is to know about a model in a dataset's attributes: strings, numbers and arrays only.
+
+    The same model gives the same dictionary.
 
     Parameters
     ----------
-    model : transformers.PreTrainedModel
-        The model.
-    tokenizer : transformers.PreTrainedTokenizerBase, optional
-        Its tokenizer.
+    model, tokenizer
+        The model and, where it is known, its tokenizer.
     length : int, optional
         Sequence length, which matters for rotary embeddings that rescale themselves with it.
-
-    Returns
-    -------
-    dict
-        Strings, numbers and arrays only; the same model gives the same dictionary.
     """
     text = text_config(model)
     provenance = _provenance(model)

@@ -8,6 +8,7 @@ from typing import Any
 
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from posstats.arguments import choice, number, shown
 from posstats.errors import InputError, ModelError
 
 #: What transformers reads from `rope_parameters`, all types of RoPE together.
@@ -52,22 +53,23 @@ def vary_rope(
     if rope_parameters is not None:
         _check_rope_parameters(rope_parameters, text)
         before = copy.deepcopy(text.rope_parameters)
-        changes = (f"rope_parameters={json.dumps(dict(rope_parameters), sort_keys=True)}",)
         nested = text.nested_rope_parameter_keys(text.rope_parameters)
         for key in nested or [None]:
             target = text.rope_parameters if key is None else text.rope_parameters[key]
             given = rope_parameters if key is None else rope_parameters.get(key, rope_parameters)
             target.update({k: v for k, v in given.items() if k not in nested})
         try:
+            changes = (f"rope_parameters={json.dumps(dict(rope_parameters), sort_keys=True)}",)
             text.standardize_rope_params()
             text.validate_rope()
-        except (ValueError, KeyError, TypeError) as error:
+            stretch = _stretch(_farthest(before, text), _farthest(text.rope_parameters, text))
+        except (ValueError, KeyError, TypeError, ArithmeticError) as error:
             raise ModelError(f"rope_parameters do not fit the model: {error}") from error
         if text.rope_parameters == before:
             raise InputError("rope_parameters change nothing: the model has these already; leave them out")
-        stretch = _stretch(_farthest(before, text), _farthest(text.rope_parameters, text))
     if ntk_factor is not None:
-        if not ntk_factor > 1:
+        ntk_factor = number("ntk_factor", ntk_factor)
+        if ntk_factor <= 1:
             raise InputError(f"ntk_factor must be above 1, where RoPE is as it was trained, not {ntk_factor:g}")
         stretch *= ntk_factor
         changes = (*changes, f"ntk_factor={ntk_factor:g}")
@@ -89,11 +91,16 @@ def vary_rope(
 
 def _check_rope_parameters(rope_parameters: Mapping[str, Any], text: Any) -> None:
     kinds = text.nested_rope_parameter_keys(text.rope_parameters)
+    several = [rope_parameters]
+    if isinstance(rope_parameters, Mapping):
+        several += [rope_parameters[kind] for kind in kinds if kind in rope_parameters]
+    for parameters in several:
+        if not isinstance(parameters, Mapping) or not all(isinstance(name, str) for name in parameters):
+            raise InputError(f"rope_parameters must map names, such as 'factor', to values, not {shown(parameters)}")
     known = _ROPE_KEYS.union(*flat_rope_parameters(text))
-    for parameters in (rope_parameters, *(rope_parameters[kind] for kind in kinds if kind in rope_parameters)):
-        kind, allowed = parameters.get("rope_type", "default"), {"default", *ROPE_INIT_FUNCTIONS}
-        if kind not in allowed:
-            raise InputError(f"rope_type {kind!r} in rope_parameters is not one of {', '.join(sorted(allowed))}")
+    types = sorted({"default", *ROPE_INIT_FUNCTIONS})
+    for parameters in several:
+        choice("rope_type in rope_parameters", parameters.get("rope_type", "default"), types)
         unknown = sorted(set(parameters) - known - (set(kinds) if parameters is rope_parameters else set()))
         if unknown:
             raise InputError(
@@ -124,20 +131,10 @@ def _stretch(before: dict[str, Any], after: dict[str, Any]) -> float:
 
 
 def context_length(text: Any, stretch: float = 1.0) -> int | None:
-    """Longest sequence that a configuration allows.
+    """Return the tokens of the longest sequence that the configuration of a text decoder allows, None without a limit.
 
-    Parameters
-    ----------
-    text : transformers.PretrainedConfig
-        Configuration of the text decoder.
-    stretch : float
-        Factor of :func:`vary_rope`.
-
-    Returns
-    -------
-    int or None
-        Tokens: the largest of `max_position_embeddings`, the same times `stretch`, and what rescaled rotary embeddings
-        are made for: `factor` times the length they start from. None where the model sets no limit.
+    The largest of `max_position_embeddings`, the same times `stretch` (the factor of :func:`vary_rope`), and what
+    rescaled rotary embeddings are made for: `factor` times the length they start from.
     """
     limit = getattr(text, "max_position_embeddings", None)
     if limit is None:
@@ -154,17 +151,9 @@ def context_length(text: Any, stretch: float = 1.0) -> int | None:
 
 
 def own_windows(text: Any) -> list[int | None]:
-    """Keys that a query of each layer sees at most, as the configuration tells; None where it sees all.
+    """Return how many keys a query of each layer sees at most, as the configuration tells; None where it sees all.
 
-    Parameters
-    ----------
-    text : transformers.PretrainedConfig
-        Configuration of the text decoder.
-
-    Returns
-    -------
-    list of int or None
-        By layer. A chunk, in which queries see back to its start, counts as a window of its size.
+    A chunk, in which queries see back to its start, counts as a window of its size.
     """
     sliding = getattr(text, "sliding_window", None) or None
     if getattr(text, "use_sliding_window", True) is False:
@@ -175,16 +164,7 @@ def own_windows(text: Any) -> list[int | None]:
 
 
 def check_window(text: Any, window: int, length: int | None = None) -> None:
-    """Refuse a sliding window that narrows nothing.
-
-    Parameters
-    ----------
-    text : transformers.PretrainedConfig
-        Configuration of the text decoder.
-    window : int
-        Keys that a query is to see at most.
-    length : int, optional
-        Tokens of the sequences, where they are known.
+    """Refuse a sliding window that narrows nothing, in sequences of `length` tokens where that is known.
 
     Raises
     ------
@@ -204,13 +184,7 @@ def check_window(text: Any, window: int, length: int | None = None) -> None:
 
 
 def check_length(length: int, limit: int | None) -> None:
-    """Refuse sequences that are longer than the model allows.
-
-    Raises
-    ------
-    InputError
-        If they are.
-    """
+    """Refuse, by InputError, sequences that are longer than the model allows."""
     if not 1 <= length <= (limit or length):
         raise InputError(
             f"a sequence of {length} tokens is asked for, the model allows 1 to {limit or 'any number'}: positions "
@@ -221,23 +195,9 @@ def check_length(length: int, limit: int | None) -> None:
 
 
 def keys_of_late_queries(text: Any, length: int, window: int | None = None) -> int:
-    """Keys that every query of the second half of a sequence sees in every layer, as the configuration tells.
+    """Return how many keys every query of the second half of a sequence sees in every layer, by the configuration.
 
-    Offsets are analysed below it (docs/method.md, section 3).
-
-    Parameters
-    ----------
-    text : transformers.PretrainedConfig
-        Configuration of the text decoder.
-    length : int
-        Tokens per sequence.
-    window : int, optional
-        Keys that a query sees at most for an inference-time variant.
-
-    Returns
-    -------
-    int
-        Number of keys.
+    Offsets are analysed below it (docs/method.md, section 3). `window` is that of an inference-time variant.
     """
     half = length // 2
     chunked = "chunked_attention" in (getattr(text, "layer_types", None) or ())

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
-#: Queries before this one do not count towards ``sink_output_fraction`` and ``head_output``, nor those less than this
-#: behind an anchor towards the attention on it.
-FIRST_SINK_QUERY = 16
+from posstats.vocabulary import FIRST_SINK_QUERY
+
 _BLOCK_BYTES = 64 << 20  # logits held at once
 
 

@@ -4,7 +4,6 @@ import logging
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,10 @@ from posstats.dataset.store import parts_folder
 from posstats.dumping.inputs.sequences import Sequences
 from posstats.dumping.run.dump import is_current, replaced, unfinished
 from posstats.dumping.run.memory import sequence_memory
+from posstats.dumping.run.options import RecordOptions
 from posstats.dumping.run.pieces import Pieces
-from posstats.dumping.run.plan import Plan, check_options, make_plan
+from posstats.dumping.run.plan import Plan, make_plan
 from posstats.dumping.run.work import Work, join, new_manifest
-from posstats.vocabulary import DEFAULT_OFFSETS
 
 #: Seconds that the rehearsal of batches may take; where one sequence tells that it would take more, that one counts.
 _PATIENCE = 30.0
@@ -61,28 +60,17 @@ class Cost:
     replaces: str = ""
 
 
-def estimate_cost(
-    model: Any,
-    sequences: Sequences,
-    path: str | Path,
-    *,
-    conditions: Iterable[str] = ("baseline",),
-    offsets: Sequence[int] = DEFAULT_OFFSETS,
-    probes: Sequence[int] = (),
-    tokenizer: Any = None,
-    batch_size: int | None = None,
-    seed: int = 0,
-    shard: tuple[int, int] | None = None,
-    overwrite: bool = False,
-) -> Cost:
+def estimate_cost(model: Any, sequences: Sequences, path: Path, options: RecordOptions, tokenizer: Any = None) -> Cost:
     """Say what :func:`posstats.dump` would cost with the same arguments, leaving no trace.
 
     The first batches are recorded and written, to a temporary folder, as the dump would be.
 
     Parameters
     ----------
-    model, sequences, path, conditions, offsets, probes, tokenizer, batch_size, seed, shard, overwrite
+    model, sequences, path, tokenizer
         As for :func:`posstats.dump`.
+    options : RecordOptions
+        Its options.
 
     Returns
     -------
@@ -94,13 +82,9 @@ def estimate_cost(
     PosstatsError
         As :func:`posstats.dump` does before it begins.
     """
-    path = Path(path)
-    check_options(batch_size, shard, resume=True)
-    plan = make_plan(
-        model, sequences, conditions=conditions, offsets=offsets, probes=probes, tokenizer=tokenizer, seed=seed
-    )
-    share = shard or (1, 1)
-    manifest = new_manifest(model, plan, batch_size, share[1])
+    overwrite = options.overwrite
+    plan = make_plan(model, sequences, options, tokenizer)
+    manifest = new_manifest(model, plan, options)
     everything = plan.sizes["condition"] * plan.sizes["sequence"]
     value_bytes = everything * manifest.sequence_bytes
     weights = sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())
@@ -118,7 +102,7 @@ def estimate_cost(
         size = path.stat().st_size
         return Cost("recorded", everything, 0, manifest.batch, value_bytes, size, 0, free, memory, 0.0)
     with tempfile.TemporaryDirectory(prefix="posstats-") as empty:
-        spans = (pieces if begun else Pieces(Path(empty))).missing(manifest, share)
+        spans = (pieces if begun else Pieces(Path(empty))).missing(manifest, options.share)
     left = sum(span.stop - span.start for span in spans)
     one, some = _rehearse(model, sequences, plan, manifest.batch)
     return Cost(
@@ -190,7 +174,7 @@ def _measure(model: Any, sequences: Sequences, plan: Plan, count: int, batch: in
     with tempfile.TemporaryDirectory(prefix="posstats-") as folder:
         path = Path(folder) / "rehearsal.h5"
         pieces = Pieces(parts_folder(path))
-        manifest = new_manifest(model, part, batch)
+        manifest = new_manifest(model, part, RecordOptions(batch_size=batch))
         work = Work(model, fewer, part, pieces, pieces.agree(manifest))
         start = time.perf_counter()
         work.run((1, 1), path, show=False)

@@ -8,22 +8,27 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
+from posstats.arguments import file_path, flag
 from posstats.dataset.store import followed, open_dump, parts_folder
-from posstats.dumping.inputs.sequences import Sequences
+from posstats.dumping.inputs.sequences import Sequences, as_sequences
+from posstats.dumping.model.checks import check_recordable
+from posstats.dumping.model.load import max_length
 from posstats.dumping.run.locks import Held, lock
+from posstats.dumping.run.options import RecordOptions
 from posstats.dumping.run.pieces import Manifest, Pieces, differences
-from posstats.dumping.run.plan import Plan, check_options, make_plan
+from posstats.dumping.run.plan import Plan, make_plan
 from posstats.dumping.run.work import Work, join, new_manifest
 from posstats.errors import DumpError
-from posstats.vocabulary import DEFAULT_OFFSETS
+from posstats.vocabulary import BASELINE, DEFAULT_OFFSETS
 
 logger = logging.getLogger(__name__)
 
@@ -33,12 +38,13 @@ _LOOK_SECONDS = 0.1
 
 def dump(
     model: Any,
-    sequences: Sequences,
+    sequences: Sequences | ArrayLike | Iterable[str] | Mapping[str, str],
     path: str | Path,
     *,
-    conditions: Iterable[str] = ("baseline",),
-    offsets: Sequence[int] = DEFAULT_OFFSETS,
-    probes: Sequence[int] = (),
+    document: ArrayLike | None = None,
+    conditions: Iterable[str] = (BASELINE,),
+    offsets: Iterable[int] = DEFAULT_OFFSETS,
+    probes: Iterable[int] = (),
     tokenizer: Any = None,
     batch_size: int | None = None,
     seed: int = 0,
@@ -57,20 +63,24 @@ def dump(
     ----------
     model : transformers.PreTrainedModel
         A rotary decoder (:func:`posstats.load_model`).
-    sequences : Sequences
-        What to feed, from at least 5 documents.
+    sequences : Sequences, array_like of int with dims (sequence, query), list of str, or mapping of str to str
+        What to feed, from at least 5 documents. Token ids are fed as they are and need `document`. Of texts, each a
+        document, random crops are fed, as :func:`posstats.text_sequences` draws them with the tokenizer and the seed:
+        48 of 192 tokens, or as many tokens as the model allows.
     path : str or Path
         The dump; unfinished work waits in the folder ``<path>.parts``. Where it is a symbolic link, what it points to
         is written.
+    document : array_like, optional
+        Where `sequences` is an array of token ids: the document of each sequence, as of :class:`Sequences`.
     conditions : iterable of str
         Interventions (:data:`posstats.vocabulary.CONDITIONS`), one forward pass each. A depth that is a fraction of the
         model's blocks, as in ``trajectory=token:ID@1/3``, is recorded as the block that it comes to.
-    offsets : sequence of int
+    offsets : iterable of int
         Distances from query to key at which logits are kept, each below the length.
-    probes : sequence of int
+    probes : iterable of int
         Positions at which the whole residual stream is kept.
     tokenizer : transformers.PreTrainedTokenizerBase, optional
-        Named in the attributes.
+        Named in the attributes; texts need it.
     batch_size : int, optional
         Sequences per forward pass; by default what the memory allows and leaves work for every shard. When memory runs
         out it is halved.
@@ -96,8 +106,10 @@ def dump(
     Raises
     ------
     InputError
-        If an option is out of range, a condition does not exist or cannot be applied, or a sequence is longer than the
-        model allows. Nothing has been computed then.
+        If an argument is of a type or a value that is not allowed, a condition does not exist or cannot be applied, or
+        a sequence is longer than the model allows. Nothing has been computed then.
+    ModelError
+        If the model cannot be recorded exactly.
     DesignError
         If there are fewer than 5 documents.
     DumpError
@@ -115,13 +127,41 @@ def dump(
     >>> dict(ps.open_dump(path).logit.sizes)
     {'condition': 2, 'sequence': 6, 'layer': 3, 'head': 4, 'query': 24, 'offset': 2}
     """
-    path = Path(path)
-    check_options(batch_size, shard, resume)
-    plan = make_plan(
-        model, sequences, conditions=conditions, offsets=offsets, probes=probes, tokenizer=tokenizer, seed=seed
-    )
+    options = RecordOptions(conditions, offsets, probes, batch_size, seed, shard, resume, overwrite)
+    check_recordable(model)
+    target, show = file_path("path", path), flag("progress", progress)
+    given = as_sequences(sequences, document, tokenizer, longest=max_length(model), seed=options.seed)
+    return record(model, given, target, options, tokenizer, show=show)
+
+
+def record(
+    model: Any, sequences: Sequences, path: Path, options: RecordOptions, tokenizer: Any = None, *, show: bool = True
+) -> Path:
+    """Do what :func:`dump` does, with its options in one object.
+
+    Parameters
+    ----------
+    model, sequences, path, tokenizer
+        As for :func:`dump`.
+    options : RecordOptions
+        Its options.
+    show : bool
+        Whether to show progress.
+
+    Returns
+    -------
+    Path
+        `path`.
+
+    Raises
+    ------
+    PosstatsError
+        As :func:`dump` does.
+    """
+    shard = options.shard
+    plan = make_plan(model, sequences, options, tokenizer)
     pieces = Pieces(parts_folder(path))
-    current = partial(is_current, path, plan.attrs, overwrite=overwrite, labels=plan.coordinates)
+    current = partial(is_current, path, plan.attrs, overwrite=options.overwrite, labels=plan.coordinates)
     try:
         if current() and not pieces.folder.exists():
             return _reused(path)
@@ -138,13 +178,12 @@ def dump(
                     _remove_if_empty(pieces)
                 return _reused(path)
             if shard is None:
-                _discard(pieces, plan, resume, overwrite)
+                _discard(pieces, plan, options)
             if other := replaced(path, plan.attrs, plan.coordinates):
                 logger.info("replacing %s, which %s", path, other)
-            share = shard or (1, 1)
-            manifest = pieces.agree(new_manifest(model, plan, batch_size, share[1]))
+            manifest = pieces.agree(new_manifest(model, plan, options))
             try:
-                Work(model, sequences, plan, pieces, manifest).run(share, path, show=progress)
+                Work(model, sequences, plan, pieces, manifest).run(options.share, path, show=show)
             except BaseException:
                 locks.close()
                 _remove_if_empty(pieces)
@@ -177,6 +216,8 @@ def join_dump(path: str | Path) -> Path:
 
     Raises
     ------
+    InputError
+        If `path` is no name of a file.
     DumpError
         If there are no pieces, some are missing, damaged or of another dump, or a process is still at work on them.
 
@@ -192,12 +233,15 @@ def join_dump(path: str | Path) -> Path:
     >>> open_dump(join_dump("1/mine.h5")).sizes["sequence"]
     6
     """
-    path = Path(path)
+    path = file_path("path", path)
     pieces = Pieces(parts_folder(path))
     if not pieces.folder.is_dir():
         raise DumpError(f"there is no folder {pieces.folder} with pieces to join")
-    with lock(pieces.folder / "dump.lock"):
-        join(pieces, path)
+    try:
+        with lock(pieces.folder / "dump.lock"):
+            join(pieces, path)
+    except OSError as error:
+        raise DumpError(f"cannot write {path}: {error.strerror or error}") from error
     return path
 
 
@@ -231,9 +275,7 @@ def is_current(
     DumpError
         If there is something else than that dump, and it may not be overwritten.
     """
-    path = Path(path)
-    if path.is_dir():
-        raise DumpError(f"{path} is a folder; give the name of a file")
+    path = file_path("path", path)
     if not path.exists():
         return False
     other = replaced(path, attrs, labels, damaged=overwrite)
@@ -284,10 +326,10 @@ def _reused(path: Path) -> Path:
     return path
 
 
-def _discard(pieces: Pieces, plan: Plan, resume: bool, overwrite: bool) -> None:
+def _discard(pieces: Pieces, plan: Plan, options: RecordOptions) -> None:
     """Drop unfinished work that is not to be taken up."""
-    manifest = unfinished(pieces, discard=overwrite or not resume)
-    if manifest is None or not resume or (overwrite and manifest.attrs != plan.attrs):
+    manifest = unfinished(pieces, discard=options.overwrite or not options.resume)
+    if manifest is None or not options.resume or (options.overwrite and manifest.attrs != plan.attrs):
         if pieces.any():
             logger.info("discarding the unfinished work in %s", pieces.folder)
         pieces.clear()

@@ -17,19 +17,7 @@ from posstats.vocabulary import COORDINATES, VARIABLES
 
 
 def joined(pieces: Pieces, manifest: Manifest) -> xr.Dataset:
-    """All pieces as one lazy dataset, ready to be written, once each has been read and agrees with its checksum.
-
-    Parameters
-    ----------
-    pieces : Pieces
-        The pieces.
-    manifest : Manifest
-        Their manifest.
-
-    Returns
-    -------
-    xarray.Dataset
-        The dump.
+    """Return all pieces as one lazy dataset, ready to be written, once each has been read and agrees with its checksum.
 
     Raises
     ------

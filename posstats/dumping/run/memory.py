@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
 from typing import Any
 
 import torch
+
+from posstats.execution.machine import free_memory
 
 #: Tokens of one forward pass beyond which a larger batch gains nothing.
 _ENOUGH_TOKENS = {"cpu": 4096, "cuda": 65536}
@@ -17,37 +17,17 @@ _RECORD_COPIES = 5
 
 
 def available_memory(device: torch.device | None = None) -> int:
-    """Bytes that can be allocated on a device without swapping.
+    """Return the bytes that can be allocated on a CPU or CUDA device, the CPU by default, without swapping.
 
-    Parameters
-    ----------
-    device : torch.device, optional
-        A CPU or CUDA device; the CPU by default.
-
-    Returns
-    -------
-    int
-        Free bytes; on the CPU the smaller of what the machine and the control group have left.
+    On the CPU the smaller of what the machine and the control group have left.
     """
     if device is not None and device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    machine = re.search(r"MemAvailable:\s*(\d+) kB", _text("/proc/meminfo"))
-    limits = [int(machine[1]) * 1024] if machine else []
-    used, limit = _text("/sys/fs/cgroup/memory.current"), _text("/sys/fs/cgroup/memory.max")
-    if used.strip().isdigit() and limit.strip().isdigit():
-        limits.append(max(0, int(limit) - int(used)))
-    return min(limits, default=2**31)
-
-
-def _text(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="ascii")
-    except OSError:
-        return ""
+    return free_memory()
 
 
 def sequence_memory(config: Any, length: int, record_bytes: int, itemsize: int = 4) -> int:
-    """Memory that one sequence of a forward pass takes at most, beside the weights.
+    """Return the bytes that one sequence of a forward pass takes at most, beside the weights.
 
     Parameters
     ----------
@@ -55,15 +35,8 @@ def sequence_memory(config: Any, length: int, record_bytes: int, itemsize: int =
         The model's configuration.
     length : int
         Tokens per sequence.
-    record_bytes : int
-        Bytes recorded of one sequence.
-    itemsize : int
-        Bytes of a number of the model.
-
-    Returns
-    -------
-    int
-        Bytes.
+    record_bytes, itemsize : int
+        Bytes recorded of one sequence, and of a number of the model.
     """
     text = config.get_text_config()
     widest = max(getattr(text, "intermediate_size", None) or 0, 4 * text.hidden_size)
@@ -74,21 +47,10 @@ def sequence_memory(config: Any, length: int, record_bytes: int, itemsize: int =
 
 
 def suggested_batch(model: Any, length: int, record_bytes: int) -> int:
-    """Number of sequences for one forward pass: a power of two.
+    """Return the number of sequences, at least 1 and a power of two, for one forward pass.
 
-    Parameters
-    ----------
-    model : transformers.PreTrainedModel
-        The model.
-    length : int
-        Tokens per sequence.
-    record_bytes : int
-        Bytes recorded of one sequence.
-
-    Returns
-    -------
-    int
-        As many as make the work efficient and surely fit into the memory available; at least 1.
+    As many sequences of `length` tokens, with `record_bytes` recorded of each, as make the work efficient and surely
+    fit into the memory available.
     """
     device = model.device
     each = sequence_memory(model.config, length, record_bytes, model.dtype.itemsize)
@@ -98,18 +60,7 @@ def suggested_batch(model: Any, length: int, record_bytes: int) -> int:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out, on the CPU or on an accelerator.
-
-    Parameters
-    ----------
-    error : BaseException
-        The error.
-
-    Returns
-    -------
-    bool
-        True if it does.
-    """
+    """Say whether an error means that memory ran out, on the CPU or on an accelerator."""
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
     return isinstance(error, RuntimeError) and "not enough memory" in str(error)

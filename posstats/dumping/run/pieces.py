@@ -14,7 +14,6 @@ import json
 import math
 import os
 import re
-import socket
 import struct
 import zlib
 from collections.abc import Iterator, Mapping
@@ -25,9 +24,9 @@ from typing import Any
 
 import numpy as np
 
-from posstats.dataset.store import replace_durably
 from posstats.dumping.run.locks import lock
 from posstats.errors import DumpError
+from posstats.execution.files import replacing
 from posstats.vocabulary import VARIABLES
 
 #: Variables that come sequence by sequence out of the model; the others are known for the whole dump at once.
@@ -217,19 +216,10 @@ class Pieces:
             crc = zlib.crc32(block if isinstance(block, bytes) else block.data, crc)
         self._write(self.folder / name, *blocks, _SEAL.pack(manifest.identity(name), crc))
 
-    def _temporary(self, target: Path) -> Path:
-        return target.with_name(f".{target.name}.{socket.gethostname()}.{os.getpid()}")
-
     def _write(self, target: Path, *blocks: bytes | np.ndarray) -> None:
-        temporary = self._temporary(target)
-        try:
-            with temporary.open("wb") as file:
-                for block in blocks:
-                    file.write(block if isinstance(block, bytes) else block.data)
-            replace_durably(temporary, target)
-        except OSError:
-            temporary.unlink(missing_ok=True)
-            raise
+        with replacing(target) as temporary, temporary.open("wb") as file:
+            for block in blocks:
+                file.write(block if isinstance(block, bytes) else block.data)
 
     def _files(self) -> Iterator[tuple[Path, Span | None]]:
         """Every piece, whatever it holds, and the span that its name tells."""
@@ -246,36 +236,13 @@ class Pieces:
             return False
 
     def spans(self, manifest: Manifest) -> list[Span]:
-        """The pieces that count, sorted: of this dump, and of the right size. Their content is not read.
-
-        Parameters
-        ----------
-        manifest : Manifest
-            The manifest.
-
-        Returns
-        -------
-        list of Span
-            Finished spans.
-        """
+        """Return the pieces that count, sorted: of this dump, and of the right size. Their content is not read."""
         return sorted(span for file, span in self._files() if span and _belongs(file, span, manifest))
 
     def faulty(self, manifest: Manifest, shard: tuple[int, int] = (1, 1)) -> list[Path]:
-        """Pieces of no use: those that do not count, and those of a share whose content does not agree with its seal.
+        """Return files of no use: pieces that do not count, and those of a share that disagree with their seal.
 
-        A piece is read once, unless it has changed since.
-
-        Parameters
-        ----------
-        manifest : Manifest
-            The manifest.
-        shard : (int, int)
-            (k, n): the k-th of n shares, k = 1 .. n.
-
-        Returns
-        -------
-        list of Path
-            Their files.
+        `shard` (k, n) is the k-th of n shares, k = 1 .. n. A piece is read once, unless it has changed since.
         """
         share = set(_units(manifest, shard))
         found = []
@@ -300,19 +267,9 @@ class Pieces:
         return True
 
     def missing(self, manifest: Manifest, shard: tuple[int, int] = (1, 1)) -> list[Span]:
-        """What is left to do: spans of at most a unit that no piece covers.
+        """Return what is left to do of the k-th of n shares (k, n): spans of at most a unit that no piece covers.
 
-        Parameters
-        ----------
-        manifest : Manifest
-            The manifest.
-        shard : (int, int)
-            (k, n): only the k-th of n shares, k = 1 .. n.
-
-        Returns
-        -------
-        list of Span
-            In order of condition and sequence.
+        In order of condition and sequence.
         """
         done = np.zeros((manifest.sizes["condition"], manifest.sizes["sequence"]), dtype=bool)
         for span in self.spans(manifest):
@@ -374,19 +331,9 @@ def differences(
     labels_found: Mapping[str, np.ndarray] | None = None,
     labels_wanted: Mapping[str, np.ndarray] | None = None,
 ) -> str:
-    """In which settings a dump that was found differs from one that is wanted, for messages.
+    """Return in which settings a dump that was found differs from one that is wanted, for messages.
 
-    Parameters
-    ----------
-    found, wanted : mapping of str
-        Attributes of the two dumps.
-    labels_found, labels_wanted : mapping of str to ndarray, optional
-        Their coordinates, where they are known.
-
-    Returns
-    -------
-    str
-        Names of attributes and of what coordinates hold.
+    Attributes are compared, and coordinates where those of both are known.
     """
     names = sorted(
         name

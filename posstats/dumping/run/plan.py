@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +14,11 @@ from posstats.dataset.conditions import Condition, at_depth, check_positions, pa
 from posstats.dumping.inputs.conditions import check_condition, fed_tokens
 from posstats.dumping.inputs.labels import check_text
 from posstats.dumping.inputs.sequences import Sequences
+from posstats.dumping.inputs.tokens import check_tokenizer
+from posstats.dumping.model.checks import check_recordable
 from posstats.dumping.model.load import max_length, model_facts
 from posstats.dumping.recorder.structure import text_config
+from posstats.dumping.run.options import RecordOptions
 from posstats.errors import DesignError, InputError
 from posstats.vocabulary import MINIMUM_DOCUMENTS, SCHEMA_VERSION, VARIABLES
 
@@ -56,32 +58,19 @@ class Plan:
     attrs: dict[str, Any]
 
 
-def check_options(batch_size: int | None, shard: tuple[int, int] | None, resume: bool) -> None:
-    """Refuse options that are out of range."""
-    if batch_size is not None and batch_size < 1:
-        raise InputError(f"batch_size must be at least 1, not {batch_size}")
-    if shard is not None and not 1 <= shard[0] <= shard[1]:
-        raise InputError(f"shard must be k/n with 1 <= k <= n, not {shard[0]}/{shard[1]}")
-    if shard is not None and not resume:
-        raise InputError("a shard cannot discard unfinished work, which belongs to the other shards too")
-
-
-def make_plan(
-    model: Any,
-    sequences: Sequences,
-    *,
-    conditions: Iterable[str],
-    offsets: Sequence[int],
-    probes: Sequence[int] = (),
-    tokenizer: Any = None,
-    seed: int = 0,
-) -> Plan:
+def make_plan(model: Any, sequences: Sequences, options: RecordOptions, tokenizer: Any = None) -> Plan:
     """Check what is asked for and work out what the dump will hold.
 
     Parameters
     ----------
-    model, sequences, conditions, offsets, probes, tokenizer, seed
-        As for :func:`posstats.dumping.run.dump.dump`.
+    model : transformers.PreTrainedModel
+        A rotary decoder.
+    sequences : Sequences
+        What to feed.
+    options : RecordOptions
+        What to record.
+    tokenizer : transformers.PreTrainedTokenizerBase, optional
+        Named in the attributes.
 
     Returns
     -------
@@ -91,30 +80,34 @@ def make_plan(
     Raises
     ------
     InputError
-        If an option is out of range, a condition does not exist or cannot be applied, or a sequence is longer than the
-        model allows, or the name of the model or tokenizer is none that a dump can hold.
+        If the model or tokenizer is none, an option is out of range, a condition cannot be applied, a sequence is
+        longer than the model allows, or the name of the model or tokenizer is none that a dump can hold.
+    ModelError
+        If the model cannot be recorded.
     DesignError
         If there are fewer than 5 documents.
     """
-    if seed < 0:
-        raise InputError(f"seed must be 0 or more, not {seed}")
+    check_recordable(model)
+    if tokenizer is not None:
+        check_tokenizer(tokenizer)
     if sequences.documents < MINIMUM_DOCUMENTS:
         raise DesignError(
             f"the sequences come from {sequences.documents} document(s); every interval rests on documents, and at "
             f"least {MINIMUM_DOCUMENTS} are needed"
         )
     length = sequences.length
-    chosen_offsets, chosen_probes = check_positions("offset", offsets, length), check_positions("probe", probes, length)
-    if not chosen_offsets:
-        raise InputError("at least one offset must be recorded")
+    offsets, probes = (
+        check_positions(what, values, length)
+        for what, values in (("offset", options.offsets), ("probe", options.probes))
+    )
     # From here on every depth is a block: labels and digests do not tell how it was given.
-    parsed = at_depth(parse_conditions(conditions), text_config(model).num_hidden_layers)
+    parsed = at_depth(parse_conditions(options.conditions), text_config(model).num_hidden_layers)
     limit = max_length(model)
     for condition in parsed:
         reach = length + (condition.value if condition.kind == "shift" else 0)
         if limit and reach > limit:
             raise InputError(f"{condition.name} needs {reach} positions, the model allows {limit}")
-    token_id = np.stack([fed_tokens(condition, sequences, seed=seed) for condition in parsed])
+    token_id = np.stack([fed_tokens(condition, sequences, seed=options.seed) for condition in parsed])
     for condition, ids in zip(parsed, token_id, strict=True):
         check_condition(condition, ids, model)
 
@@ -126,7 +119,7 @@ def make_plan(
         "layer": layers,
         "head": heads,
         "query": length,
-        "offset": len(chosen_offsets),
+        "offset": len(offsets),
         "lag": length,
         "depth": layers + 1,
         "hidden": model.config.get_text_config().hidden_size,
@@ -135,21 +128,21 @@ def make_plan(
     coordinates = {
         "condition": np.array([condition.name for condition in parsed]),
         "document": sequences.document,
-        "offset": np.array(chosen_offsets),
+        "offset": np.array(offsets),
     }
     coordinates |= {name: np.arange(sizes[name]) for name in ("sequence", "layer", "head", "query", "lag", "depth")}
-    if chosen_probes:
-        sizes["probe"], coordinates["probe"] = len(chosen_probes), np.array(chosen_probes)
+    if probes:
+        sizes["probe"], coordinates["probe"] = len(probes), np.array(probes)
     return Plan(
         conditions=parsed,
-        offsets=chosen_offsets,
-        probes=chosen_probes,
-        seed=seed,
+        offsets=offsets,
+        probes=probes,
+        seed=options.seed,
         token_id=token_id,
         sizes=sizes,
         dtype="float64" if model.dtype == torch.float64 else "float32",
         coordinates=coordinates,
-        attrs=_attributes(facts, sequences, coordinates, token_id, seed),
+        attrs=_attributes(facts, sequences, coordinates, token_id, options.seed),
     )
 
 

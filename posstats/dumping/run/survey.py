@@ -2,7 +2,6 @@
 
 import time
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -12,15 +11,16 @@ import torch
 import transformers
 from torch.utils.flop_counter import FlopCounterMode
 
+from posstats.arguments import choice, expanded
 from posstats.dumping.inputs.tokens import choice_of_bos, ordinary_beside
-from posstats.dumping.model.checkpoints import DEFAULT_MODEL, default_gguf
-from posstats.dumping.model.load import DTYPES, configuration, locate, pretrained
+from posstats.dumping.model.checkpoints import default_gguf
+from posstats.dumping.model.load import configuration, locate, pretrained
 from posstats.dumping.model.variants import check_length, check_window, context_length, own_windows, vary_rope
 from posstats.dumping.recorder.structure import check_config, check_model, decoder_of
 from posstats.dumping.run.memory import sequence_memory
 from posstats.dumping.run.pieces import Manifest
-from posstats.errors import InputError, ModelError
-from posstats.vocabulary import DEFAULT_LENGTH, DEFAULT_OFFSETS
+from posstats.errors import ModelError
+from posstats.vocabulary import DEFAULT_LENGTH, DEFAULT_MODEL, DEFAULT_OFFSETS, DTYPES
 
 _CHUNKED = "chunked_attention"
 
@@ -100,7 +100,6 @@ def survey_model(
     revision: str | None = None,
     dtype: str = "float32",
     length: int | None = None,
-    offsets: Sequence[int] = DEFAULT_OFFSETS,
     ntk_factor: float | None = None,
     sliding_window: int | None = None,
 ) -> Survey:
@@ -116,8 +115,6 @@ def survey_model(
         Number format of weights and activations.
     length : int, optional
         Tokens per sequence; by default 192, or as many as the model allows where that is fewer.
-    offsets : sequence of int
-        Distances at which logits would be kept.
     ntk_factor, sliding_window
         As for :func:`posstats.load_model`: limits are those of the variant.
 
@@ -134,8 +131,7 @@ def survey_model(
     ModelError
         If the model cannot be recorded, or its configuration or tokenizer cannot be read; the message says why.
     """
-    if dtype not in DTYPES:
-        raise InputError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
+    choice("dtype", dtype, DTYPES)
     source, where = _located(str(name), revision)
     config = _configuration(str(name), source, where)
     changes, stretch = vary_rope(config, None, ntk_factor)
@@ -159,7 +155,7 @@ def survey_model(
         "layer": text.num_hidden_layers,
         "head": heads,
         "query": length,
-        "offset": len(offsets),
+        "offset": len(DEFAULT_OFFSETS),
         "lag": length,
         "depth": text.num_hidden_layers + 1,
         "hidden": text.hidden_size,
@@ -209,7 +205,7 @@ def _located(name: str, revision: str | None) -> tuple[str, dict[str, Any]]:
     """Folder or repository to read from, and how; a .gguf file is not converted for it."""
     if name != DEFAULT_MODEL and not name.endswith(".gguf"):
         return locate(name, revision, Path())
-    path = default_gguf() if name == DEFAULT_MODEL else Path(name).expanduser()
+    path = default_gguf() if name == DEFAULT_MODEL else expanded(name)
     if not path.is_file():
         raise ModelError(f"there is no file {path}")
     return str(path.parent), {"gguf_file": path.name, "local_files_only": True}

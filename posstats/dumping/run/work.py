@@ -14,15 +14,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from posstats.dataset.store import followed, replace_durably, write_dump
+from posstats.dataset.store import followed, write_dump
 from posstats.dumping.inputs.conditions import apply
 from posstats.dumping.inputs.sequences import Sequences
 from posstats.dumping.recorder.recorder import ForwardRecord, Recorder
 from posstats.dumping.run.joined import joined
 from posstats.dumping.run.memory import is_out_of_memory, suggested_batch
+from posstats.dumping.run.options import RecordOptions
 from posstats.dumping.run.pieces import Manifest, Pieces, Span
 from posstats.dumping.run.plan import Plan
 from posstats.errors import DumpError
+from posstats.execution.files import replace_durably
 from posstats.execution.progress import progress as report_progress
 
 logger = logging.getLogger(__name__)
@@ -31,16 +33,17 @@ logger = logging.getLogger(__name__)
 _WAITING = 2
 
 
-def new_manifest(model: Any, plan: Plan, batch_size: int | None, shards: int = 1) -> Manifest:
+def new_manifest(model: Any, plan: Plan, options: RecordOptions) -> Manifest:
     """The manifest of a dump of which nothing is recorded.
 
     Sequences per forward pass are as many as asked for, or else as fit, few enough that every shard gets some.
     """
     manifest, count = Manifest(plan.attrs, plan.sizes, plan.dtype, unit=1, batch=1), plan.sizes["sequence"]
-    if batch_size is None:
+    batch = options.batch_size
+    if batch is None:
         fitting = suggested_batch(model, plan.sizes["query"], manifest.sequence_bytes)
-        batch_size = min(fitting, math.ceil(count / shards))
-    batch = min(batch_size, count)
+        batch = min(fitting, math.ceil(count / options.share[1]))
+    batch = min(batch, count)
     return replace(manifest, unit=batch, batch=batch)
 
 

@@ -17,11 +17,16 @@ PENALTIES = np.logspace(-6, 3, 19)
 #: A feature whose spread in a training set is below this part of its spread in all data is constant there.
 _CONSTANT = 1e-6
 
+#: Folds of a cross-validation, at least: its inner one needs two folds to train on and one to test.
+FEWEST_FOLDS = 3
+
 
 def partitions(n_documents: int, n_folds: int, n_repeats: int, seed: int) -> list[NDArray[np.intp]]:
     """Random partitions of the documents into folds of equal size up to one, (document,) each."""
-    if n_folds < 3 or n_repeats < 1:
-        raise InputError(f"at least 3 folds and 1 repeat are needed, got n_folds={n_folds} and n_repeats={n_repeats}")
+    if n_folds < FEWEST_FOLDS or n_repeats < 1:
+        raise InputError(
+            f"at least {FEWEST_FOLDS} folds and 1 repeat are needed, got n_folds={n_folds} and n_repeats={n_repeats}"
+        )
     if n_documents < n_folds:
         raise DesignError(f"{n_documents} documents cannot be split into {n_folds} folds; use fewer folds")
     children = np.random.SeedSequence(seed).spawn(n_repeats)

@@ -7,10 +7,9 @@ from numpy.typing import ArrayLike, NDArray
 from statsmodels.stats.multitest import multipletests
 
 from posstats.errors import InputError
+from posstats.stats.inference.options import METHODS
 
-#: Ways to adjust: Benjamini-Hochberg, Benjamini-Yekutieli, Holm.
-METHODS = ("bh", "by", "holm")
-#: Their names in ``statsmodels``.
+#: Names of the ways to adjust in ``statsmodels``.
 _NAMES = {"bh": "fdr_bh", "by": "fdr_by", "holm": "holm"}
 
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from posstats.stats.inference.options import DEFAULT_METHOD
 from posstats.stats.inference.resample import (
-    DEFAULT_METHOD,
     Interval,
     document_pairs,
     document_weights,
@@ -28,7 +28,7 @@ class Replicates:
         Ones (the estimate); ones without each document; then what the method needs: ones without pairs of documents, or
         bootstrap counts, followed for "studentized" by each count with one copy of each document left out.
     method : str
-        One of :data:`posstats.stats.inference.resample.INTERVAL_METHODS`.
+        One of :data:`posstats.stats.inference.options.INTERVAL_METHODS`.
     level : float
         Confidence level.
     pairs : ndarray of int, shape (pair, 2), or None

@@ -7,31 +7,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats as sps
 
+from posstats.arguments import choice, fraction
 from posstats.errors import DesignError, InputError
+from posstats.stats.inference.options import DEFAULT_METHOD, INTERVAL_METHODS
 from posstats.stats.pair_products.terms import Array
 
-#: Interval methods: name -> what it does.
-INTERVAL_METHODS = {
-    "corrected_jackknife": "t limits (means of squares: score limits), jackknife error without its second-order bias",
-    "studentized": "bootstrap-t: replicates divided by their own jackknife standard error",
-    "jackknife": "estimate +- t(G-1) times the jackknife standard error",
-    "bca": "bias-corrected and accelerated percentile",
-    "expanded": "percentile at levels widened from normal to t(G-1) and by sqrt(G/(G-1))",
-    "percentile": "percentile of the replicates",
-    "basic": "percentile reflected at the estimate",
-}
-DEFAULT_METHOD = "jackknife"
-#: The method whose measured coverage is best, per estimand (docs/calibration.md). Estimands made of pair products have
-#: a second-order part that the plain jackknife counts twice; slopes are means and decoding has no pairs to leave out.
-DEFAULT_METHODS = {
-    "leakage": "corrected_jackknife",
-    "share": "corrected_jackknife",
-    "magnitude": "corrected_jackknife",
-    "removal": "corrected_jackknife",
-    "contrast": "corrected_jackknife",
-    "slope": "jackknife",
-    "decoding": "jackknife",
-}
 #: Pairs of documents left out by the corrected jackknife: all of them up to 28 documents, a balanced choice beyond. Its
 #: calibration (docs/calibration.md) was measured with this many.
 MAXIMUM_PAIRS = 399
@@ -304,7 +284,8 @@ def interval(
     >>> round(float(result.se), 4)  # the standard error of a mean
     0.7071
     """
-    check_interval_options(method, level)
+    choice("method", method, INTERVAL_METHODS)
+    fraction("level", level)
     estimate = np.asarray(estimate)
     growth = np.zeros(estimate.shape)
     if method == "corrected_jackknife":
@@ -331,14 +312,6 @@ def interval(
     bad = ~np.isfinite(se) | ~defined.any(axis=0)
     low, high, p = (np.where(bad, np.nan, x) for x in (low, high, p))
     return Interval(estimate, se, low, high, p, df, (~defined).sum(axis=0))
-
-
-def check_interval_options(method: str, level: float) -> None:
-    """Raise InputError unless the interval method is known and the level lies in (0, 1)."""
-    if method not in INTERVAL_METHODS:
-        raise InputError(f"Unknown interval method {method!r}; choose one of {', '.join(INTERVAL_METHODS)}.")
-    if not 0 < level < 1:
-        raise InputError(f"level must lie between 0 and 1, not {level}.")
 
 
 def replicate_blocks(n_replicates: int, n_documents: int, n_values: int, limit: float = 2**26) -> Iterator[slice]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from posstats.arguments import number
 from posstats.errors import DesignError, InputError
 from posstats.vocabulary import BASELINE, LOG_ATTENTION, RESIDUAL, RESIDUAL_TERMS, TERMS
 
@@ -80,14 +81,14 @@ class Noise:
     condition: float = 0.0
 
     def __post_init__(self) -> None:
-        if min(self.logit, self.denominator, self.sink) < 0:
-            raise InputError("standard deviations of the noise must not be negative")
-        if self.tails is not None and not self.tails > 2:
+        for name in ("logit", "denominator", "sink", "document", "head", "condition"):
+            number(name, getattr(self, name), 0)
+        if self.tails is not None and not number("tails", self.tails) > 2:
             raise InputError(f"tails={self.tails}: Student-t noise needs more than 2 degrees of freedom")
-        if not -1 < self.autocorrelation < 1:
+        if not -1 < number("autocorrelation", self.autocorrelation) < 1:
             raise InputError(f"autocorrelation={self.autocorrelation} is not within (-1, 1)")
-        if min(self.document, self.head, self.condition) < 0 or self.own < -1e-12:
-            raise InputError("the shares document, head and condition must not be negative nor sum to more than 1")
+        if self.own < -1e-12:
+            raise InputError("the shares document, head and condition must not sum to more than 1")
 
     @property
     def own(self) -> float:
@@ -213,7 +214,7 @@ class Population:
         def spread(name: str, value: ArrayLike) -> Array:
             try:
                 out = np.broadcast_to(np.asarray(value, dtype=np.float64), shape)
-            except ValueError as error:
+            except (ValueError, TypeError) as error:
                 raise InputError(f"{name} of shape {np.shape(value)} does not broadcast to {shape}") from error
             if not np.isfinite(out).all():
                 raise InputError(f"{name} must be finite")

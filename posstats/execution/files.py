@@ -1,0 +1,49 @@
+"""Files and folders that are there whole or not at all: written beside their place, then renamed."""
+
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Write beside a path, then rename: `path` holds what the block wrote, or what it held before.
+
+    Parameters
+    ----------
+    path : Path
+        The place of a file, which is replaced, or of a folder, which must not be there yet.
+
+    Yields
+    ------
+    Path
+        Where to write the file, or make the folder; nothing of it is left where the block raises.
+    """
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
+    try:
+        yield temporary
+        if temporary.is_dir():
+            temporary.rename(path)
+        else:
+            replace_durably(temporary, path)
+    except BaseException:
+        if temporary.is_dir():
+            shutil.rmtree(temporary, ignore_errors=True)
+        else:
+            temporary.unlink(missing_ok=True)
+        raise
+
+
+def replace_durably(temporary: Path, path: Path) -> None:
+    """Put a finished file of the same file system in its place: not even a power failure leaves half of it."""
+    with temporary.open("rb") as file:
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

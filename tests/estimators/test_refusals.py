@@ -1,0 +1,446 @@
+"""Wrong arguments: every public function of the statistics refuses them with an error that names what is allowed."""
+
+import inspect
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import xarray as xr
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from matplotlib.figure import Figure
+
+import posstats as ps
+from posstats.dataset.parameters import TEXTS
+from posstats.errors import PosstatsError
+from posstats.estimators.earlier_metrics import trap_table
+from posstats.figures import claims as claims_figures
+from posstats.figures import leakage as leakage_figures
+from posstats.figures import position0 as position0_figures
+from posstats.stats.inference.options import Inference
+from posstats.stats.synthetic.design import Noise
+from posstats.tables import table as tables
+from tests.sealed import sealed
+
+CONDITIONS = ("baseline", "bos=mean", "bos=token:7")
+QUICK = {"n_permutations": 39, "n_resamples": 19}
+
+
+def world(seed=0, **options):
+    """A small dump with what every estimator of the statistics reads."""
+    size = {"n": 24, "length": 26, "layers": 3, "heads": 2, "offsets": (0, 1, 2)} | options
+    ds = ps.simulate(**size, conditions=CONDITIONS, seed=seed).dataset
+    return ds.assign(trajectory_departure=0 * ds.residual_norm.isel(query=0, drop=True))
+
+
+DS = world()
+OTHER = world(seed=1)
+
+#: Function -> how it is called on a dump with sound arguments.
+CALLS = {
+    "decompose": lambda data, **kw: ps.decompose(data, **kw),
+    "leakage": lambda data, **kw: ps.leakage(data, **QUICK | kw),
+    "shares": lambda data, **kw: ps.shares(data, **QUICK | kw),
+    "magnitude": lambda data, **kw: ps.magnitude(data, **QUICK | kw),
+    "removal": lambda data, **kw: ps.removal(data, **{"condition": "bos=mean"} | QUICK | kw),
+    "position_tests": lambda data, **kw: ps.position_tests(data, **kw),
+    "model_level": lambda data, **kw: ps.model_level(data, **{"n_permutations": 39} | kw),
+    "sinks": lambda data, **kw: ps.sinks(data, **kw),
+    "trajectory": lambda data, **kw: ps.trajectory(data, **{"n_permutations": 9} | kw),
+    "readers": lambda data, **kw: ps.readers(data, **{"epsilon": 0.15} | QUICK | kw),
+    "decode": lambda data, **kw: ps.decode(data, **kw),
+    "discriminate": lambda data, **kw: ps.discriminate(data, **{"first": 5, "second": 20} | kw),
+    "earlier_metrics": lambda data, **kw: ps.earlier_metrics(data, **QUICK | kw),
+    "contrast": lambda data, **kw: ps.contrast(data, **{"b": OTHER, "n_permutations": 39} | kw),
+    "claims": lambda data, **kw: ps.claims(data, **QUICK | kw),
+}
+ON_TERMS = ("leakage", "shares", "magnitude", "removal", "position_tests", "model_level")
+ON_DUMPS = tuple(name for name in CALLS if name not in ON_TERMS)
+
+
+def parameters(name):
+    return inspect.signature(getattr(ps, name)).parameters
+
+
+#: Parameter -> wrong values and the words of the error; for every function that has the parameter.
+SHARED = {
+    "level": [("0.9", "between 0 and 1"), (1.0, "between 0 and 1"), (np.nan, "between 0 and 1"), (True, "between 0")],
+    "method": [("guess", "'jackknife'"), (3, "'jackknife'")],
+    "n_resamples": [(0, "from 1 to"), (1.5, "from 1 to"), ("9", "from 1 to")],
+    "n_permutations": [(0, "from 1 to"), (True, "from 1 to")],
+    "seed": [(1.5, "from 0 to"), (-1, "from 0 to"), (2**64, "from 0 to"), (None, "from 0 to")],
+    "adjust": [("none", "'holm'"), (None, "'holm'")],
+    "offsets": [
+        ([0, 0, 1], "more than once; each of 0, 1, 2"), ([], "at least one"), ([7], "chosen from 0, 1, 2"),
+        ("01", "whole numbers"), ([0.5], "whole numbers"), (True, "whole numbers"), ({0: 1}, "whole numbers"),
+    ],
+    "by": [(3, "text"), (["layer", "layer"], "more than once"), ("offset", "chosen from layer, head"), (None, "text")],
+    "layers": [([0, 0], "more than once"), ([9], "chosen from 0, 1, 2"), ([], "at least one"), ("0", "whole numbers")],
+    "epsilon": [("0.3", "between 0 and 1"), (1, "between 0 and 1"), (np.inf, "between 0 and 1")],
+    "octaves": [("no", "True or False"), (1, "True or False")],
+    "n_folds": [(2, "at least 3"), (5.0, "at least 3")],
+    "reference": [("mean", "one of"), (None, "one of")],
+    "features": [("values", "'stream'"), ("stream", "residual_sample")],
+    "condition": [("bos=zero", "chosen from bos=mean"), (["bos=mean", "bos=mean"], "more than once"), (3, "text")],
+    "baseline": [("bos=zero", "'baseline'"), (["baseline"], "'baseline'")],
+    "measure": [("size", "'share', 'slope'"), (None, "'share', 'slope'")],
+    "term": [("relative", "'mask'"), (0, "'mask'")],
+    "sink_length": [(0, "at least 1"), ("64", "at least 1")],
+    "first": [(1, "first < second among 3 .. 24"), ("5", "at least 0")],
+    "second": [(26, "first < second among 3 .. 24"), (20.0, "at least 0")],
+    "quantities": [(["slopes"], "chosen from leakage"), ([], "at least one"), (["share", "share"], "more than once")],
+    "labels": [(("x", "x"), "two different"), ("ab", "two different"), (3, "text")],
+    "slope_queries": [((2,), "two positions"), ((16, 2), "the lower first"), (("2", "16"), "whole numbers")],
+    "pair_runs": [("yes", "True or False")],
+    "allow_mixed": [(0, "True or False")],
+    "which": [(["C9"], "chosen from C1"), ([], "at least one"), (["C1", "C1"], "more than once"), (1, "text")],
+    "b": [(None, "a dump"), ([], "at least one"), ([None], "xarray.Dataset"), ("dump.h5", "a dump")],
+}  # fmt: skip
+OPTIONS = [
+    pytest.param(name, parameter, value, words, id=f"{name}-{parameter}-{k}")
+    for name in CALLS
+    for parameter, cases in SHARED.items()
+    if parameter in parameters(name)
+    for k, (value, words) in enumerate(cases)
+]
+
+
+def refused(call, words):
+    with pytest.raises(PosstatsError, match=re.escape(words)):
+        call()
+
+
+@pytest.mark.parametrize(("name", "parameter", "value", "words"), OPTIONS)
+def test_wrong_options(name, parameter, value, words):
+    refused(lambda: CALLS[name](DS, **{parameter: value}), words)
+
+
+def shortened():
+    """A part of the queries, as if it were a recording of its own."""
+    part = DS.isel(query=slice(0, 20), lag=slice(0, 20)).copy(deep=True)
+    del part.attrs["length"]
+    return part
+
+
+def packed(ds=DS):
+    """Logits as they lie in a file that was written with a scale and a fill value, read by another library."""
+    raw = (ds.logit / 0.01).round().fillna(-9999)
+    return ds.assign(logit=raw, sink_logit=ds.sink_logit.fillna(-9999.0))
+
+
+#: What is passed in place of a dataset -> words of the error.
+DATA = {
+    "None": (None, "xarray.Dataset"),
+    "path": (Path("dump.h5"), "xarray.Dataset"),
+    "text": ("dump.h5", "xarray.Dataset"),
+    "array": (np.zeros((2, 3)), "xarray.Dataset"),
+    "frame": (pd.DataFrame({"x": [1.0]}), "xarray.Dataset"),
+    "data array": (DS.logit, "xarray.Dataset"),
+    "empty": (xr.Dataset(), "lacks"),
+    "no document": (DS.drop_vars("document"), "labels document"),
+    "missing documents": (
+        DS.assign_coords(document=("sequence", np.array(["a"] * 23 + [np.nan], object))), "document must be all text",
+    ),
+    "no condition": (DS.isel(condition=0, drop=True), "keep the dimension"),
+    "no layer": (DS.isel(layer=0, drop=True), "keep the dimension"),
+    "condition twice": (DS.sel(condition=["baseline", "baseline"]), "more than once"),
+    "joined with itself": (xr.concat([DS, DS], "condition", data_vars="minimal", join="exact"), "more than once"),
+    "head twice": (DS.isel(head=[0, 0]), "more than once"),
+    "offset twice": (DS.sel(offset=[0, 0, 1]), "more than once"),
+    "part of the queries": (DS.isel(query=slice(0, 20), lag=slice(0, 20)), "20 of the 26 queries"),
+    "part, unsaid": (shortened(), "do not add up"),
+    "late queries": (DS.isel(query=slice(6, None)), "cannot be shortened"),
+    "a single query": (DS.isel(query=5), "labels query"),
+    "packed": (packed(), "do not add up"),
+    "whole numbers": (DS.assign(logit=DS.logit.fillna(0).astype("int16")), "floats"),
+    "text logits": (DS.assign(logit=DS.logit.astype(str)), "floats"),
+    "dimension of its own": (DS.assign(logit=DS.logit.expand_dims(run=2)), "must have the dimensions"),
+    "labels of text": (DS.assign_coords(layer=["a", "b", "c"]), "layer must be whole numbers"),
+    "unknown format": (DS.assign_attrs(dtype="float8"), "float32"),
+    "few documents": (DS.isel(sequence=[0, 1]), "at least 5"),
+    "a single sequence": (DS.isel(sequence=0), "at least 5"),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:Numerical issues")
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("what", DATA)
+def test_what_is_no_whole_recording(name, what):
+    data, words = DATA[what]
+    if name == "decompose" and "at least 5" in words:
+        assert ps.decompose(data).sizes["sequence"] in (1, 2)  # nothing is resampled
+    elif name in ("claims", "contrast") and words == "xarray.Dataset":  # both take several dumps
+        refused(lambda: CALLS[name](data), "dump")
+    else:
+        refused(lambda: CALLS[name](data), words)
+
+
+@pytest.mark.parametrize("name", ON_DUMPS)
+def test_terms_are_not_a_dump(name):
+    refused(lambda: CALLS[name](ps.decompose(DS)), "open_dump")
+
+
+def test_a_changed_number_anywhere_is_noticed_where_it_is_read():
+    broken = DS.copy(deep=True)
+    broken["logit"].values[2, 20, 2, 1, 20, 1] += 1e-3
+    for name in (*ON_TERMS, "decompose"):
+        options = {"condition": "bos=token:7"} if name == "removal" else {}
+        refused(lambda name=name, options=options: CALLS[name](broken, **options), "add up")
+    whole = ps.leakage(sealed(broken), **QUICK)
+    assert not whole.table.equals(ps.leakage(DS, **QUICK).table)
+
+
+def test_layers_read_depths_that_must_be_there():
+    refused(lambda: ps.earlier_metrics(DS.isel(depth=[0]), **QUICK), "depth of a layer must be chosen from 0")
+    probed = DS.assign(
+        residual_sample=DS.residual_norm.isel(query=[6, 8, 12]).rename(query="probe").expand_dims(hidden=2)
+    )
+    refused(lambda: ps.decode(probed.isel(depth=[0]), features="stream"), "depth of a layer must be chosen from 0")
+
+
+def test_single_precision_passes():
+    names = ("logit", "logit_sum_by_lag", "sink_logit", "log_denominator_rest")
+    single = DS.assign({name: DS[name].astype("float32") for name in names})
+    found = ps.leakage(single, octaves=False, **QUICK).table.estimate
+    np.testing.assert_allclose(found, ps.leakage(DS, octaves=False, **QUICK).table.estimate, rtol=1e-4)
+
+
+SIMULATE = [
+    ({"n": 0}, "from 1"), ({"n": 3.0}, "from 1"), ({"length": 2}, "from 3"), ({"layers": True}, "from 1"),
+    ({"heads": "4"}, "from 1"), ({"offsets": [0, 0]}, "more than once"), ({"offsets": [70]}, "chosen from"),
+    ({"offsets": None}, "whole numbers"), ({"conditions": []}, "at least one"), ({"conditions": 3}, "text"),
+    ({"conditions": ["a", "a"]}, "more than once"), ({"conditions": {"a": 3}}, "Effects"),
+    ({"strength": "1"}, "finite"), ({"removal": 2}, "at most 1"), ({"removal": np.nan}, "at most 1"),
+    ({"noise": 1.0}, "Noise"), ({"window": "8"}, "whole number"), ({"window": 0}, "at least 1"),
+    ({"window": [4, 4]}, "at least 1"),
+    ({"seed": -1}, "from 0"), ({"sequences_per_document": 0}, "at least 1"), ({"strength": np.inf}, "finite"),
+    ({"sequences_per_document": [1, 2]}, "one for each"), ({"sequences_per_document": None}, "whole numbers"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("options", "words"), SIMULATE)
+def test_simulations(options, words):
+    refused(lambda: ps.simulate(**options), words)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"n": 7}, "at least 8"), ({"length": 17}, "from 18"), ({"offsets": [0, 0]}, "more than once"),
+        ({"sink": "4"}, "finite"), ({"noise": -1}, "at least 0"), ({"seed": 0.5}, "from 0"),
+    ],
+)  # fmt: skip
+def test_traps(options, words):
+    refused(lambda: trap_table(**options), words)
+
+
+@pytest.mark.parametrize("options", [{"logit": "1"}, {"tails": 2}, {"autocorrelation": None}, {"head": -0.1}])
+def test_noise(options):
+    refused(lambda: Noise(**options), next(iter(options)))
+
+
+@pytest.fixture(scope="module")
+def results():
+    """A result of every kind."""
+    found = {name: CALLS[name](DS) for name in CALLS if name not in ("decompose", "claims")}
+    found["claims"] = ps.claims(DS, which=["C1"], **QUICK)
+    one = DS.sel(condition="baseline")
+    found["by_layer"] = ps.shares(one, by="layer", octaves=False, **QUICK)
+    found["by_head"] = ps.shares(one, by=["layer", "head"], octaves=False, **QUICK)
+    found["identification"] = found["trajectory"].identification
+    return found
+
+
+#: Figure -> the result that it draws.
+FIGURES = {
+    leakage_figures.shares_by_layer: "by_layer",
+    leakage_figures.head_map: "by_head",
+    leakage_figures.magnitude_by_octave: "magnitude",
+    leakage_figures.removal_by_octave: "removal",
+    position0_figures.attention_map: "sinks",
+    position0_figures.distance_by_depth: "trajectory",
+    position0_figures.identification_by_layer: "identification",
+    position0_figures.displacement_by_depth: "readers",
+    position0_figures.anchoring_by_position: "sinks",
+    claims_figures.verdict_grid: "claims",
+    claims_figures.contrast_by_quantity: "contrast",
+}
+
+
+@pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: figure.__name__)
+def test_figures_take_their_own_results(figure, results):
+    for result in results.values():
+        if type(result) is not type(results[FIGURES[figure]]):
+            refused(lambda result=result: figure(result), "This takes the")
+    for other in (None, DS, results["shares"].table, [], "shares", 3):
+        refused(lambda other=other: figure(other), "This takes the")
+
+
+FIGURE_OPTIONS = [
+    ("shares_by_layer", {"terms": ["mask", "mask"]}, "more than once"), ("shares_by_layer", {"terms": []}, "at least"),
+    ("shares_by_layer", {"terms": ["values"]}, "chosen from mask"), ("shares_by_layer", {"ax": 3}, "axes of"),
+    ("head_map", {"term": "values"}, "'mask'"), ("head_map", {"term": None}, "'mask'"),
+    ("magnitude_by_octave", {"term": "relative"}, "'mask'"), ("magnitude_by_octave", {"ax": Figure()}, "axes of"),
+    ("magnitude_by_octave", {"conditions": ["bos=zero"]}, "chosen from baseline"),
+    ("removal_by_octave", {"reference": "0.4"}, "finite number"),
+    ("removal_by_octave", {"conditions": ["bos=mean", "bos=mean"]}, "more than once"),
+    ("attention_map", {"condition": "bos=zero"}, "'baseline'"), ("attention_map", {"condition": 1}, "'baseline'"),
+    ("distance_by_depth", {"condition": None}, "'baseline'"),
+    ("contrast_by_quantity", {"quantity": 3}, "text"), ("contrast_by_quantity", {"term": "values"}, "not one per side"),
+    ("contrast_by_quantity", {"quantity": "magnitude"}, "choose queries="), ("verdict_grid", {"ax": "ax"}, "axes of"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "options", "words"), FIGURE_OPTIONS)
+def test_options_of_figures(name, options, words, results):
+    figure, result = next((figure, result) for figure, result in FIGURES.items() if figure.__name__ == name)
+    refused(lambda: figure(results[result], **options), words)
+
+
+def test_figures_refuse_results_by_other_dimensions(results):
+    refused(lambda: leakage_figures.head_map(results["by_layer"]), "layer, head")
+    refused(lambda: leakage_figures.shares_by_layer(results["by_head"]), "layer, term")
+    refused(lambda: leakage_figures.shares_by_layer(results["shares"]), "layer, term")
+
+
+def test_tables_take_tables_and_results(results, tmp_path):
+    functions = (tables.to_csv, tables.to_markdown, tables.to_latex, tables.to_text)
+    for function in functions:
+        assert function(results["leakage"]) == function(tables.table_of(results["leakage"]))
+        for other in (None, DS, pd.DataFrame(), "table"):
+            refused(lambda function=function, other=other: function(other), "a table or a result")
+    for function in (tables.table_of, tables.rests_on):
+        refused(lambda function=function: function(DS), "This takes the Result")
+    refused(lambda: tables.write_table(None, tmp_path, "x"), "a table or a result")
+    refused(lambda: tables.write_table(results["leakage"], 3, "x"), "folder must be a path")
+    refused(lambda: tables.write_table(results["leakage"], tmp_path, None), "name must be text")
+    refused(lambda: tables.to_latex(results["leakage"], 3), "label must be text")
+    refused(lambda: leakage_figures.save_figure("ax", tmp_path, "x"), "axes of matplotlib")
+    refused(lambda: results["leakage"].summary("all"), "rows must be a whole number")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", [name for name in CALLS if name not in ("claims", "model_level")])
+@pytest.mark.parametrize("dim", ["condition", "layer", "head"])
+def test_a_selected_label_equals_a_selected_dimension(name, dim):
+    """To the last bit; what the dataset lacks then is lacking in both."""
+    label = DS[dim].values.tolist()[0]
+    other = {"b": OTHER.sel({dim: [label]})} if name == "contrast" else {}
+    try:
+        expected = CALLS[name](DS.sel({dim: [label]}), **other)
+    except PosstatsError as error:
+        refused(lambda: CALLS[name](DS.sel({dim: label}), **other), str(error))
+        return
+    found = CALLS[name](DS.sel({dim: label}), **other)
+    if name == "decompose":
+        xr.testing.assert_identical(found, expected)
+        return
+    pd.testing.assert_frame_equal(found.table, expected.table, check_exact=True)
+    if name in ON_TERMS:
+        terms = ps.decompose(DS)
+        pairs = (CALLS[name](terms.sel({dim: chosen})).table for chosen in (label, [label]))
+        pd.testing.assert_frame_equal(*pairs, check_exact=True)
+
+
+def test_model_level_of_one_condition_selected():
+    found, expected = (ps.model_level(DS.sel(condition=chosen)).table for chosen in ("baseline", ["baseline"]))
+    pd.testing.assert_frame_equal(found, expected, check_exact=True)
+
+
+def test_other_spellings_of_the_same():
+    expected = ps.leakage(DS, by=["head"], offsets=[1], octaves=False, **QUICK).table
+    for options in (
+        {"by": "head", "offsets": 1},
+        {"by": ("head",), "offsets": np.array([1])},
+        {"by": np.array(["head"]), "offsets": range(1, 2)},
+        {"by": ["head"], "offsets": pd.Index([1]), "level": np.float64(0.95), "seed": np.int32(0)},
+    ):
+        found = ps.leakage(DS, octaves=np.False_, **QUICK | options).table
+        pd.testing.assert_frame_equal(found, expected, check_exact=True)
+    pd.testing.assert_frame_equal(
+        ps.leakage(DS.sel(offset=1), by="head", octaves=False, **QUICK).table, expected, check_exact=True
+    )
+
+
+class TestInference:
+    def test_is_plain_and_stays_so(self):
+        options = Inference(np.float32(0.5), "bca", np.int64(7), np.uint8(9), "holm", np.int16(3))
+        assert json.dumps(options.options()) == json.dumps(
+            {"level": 0.5, "method": "bca", "n_resamples": 7, "n_permutations": 9, "adjust": "holm", "seed": 3}
+        )
+        assert Inference().of("leakage").method == "corrected_jackknife"
+        assert Inference(method="basic").of("leakage").method == "basic"
+        with pytest.raises(AttributeError):
+            options.level = 0.9
+
+    def test_every_parameter_is_explained_where_it_stands(self):
+        for name in CALLS:
+            text = inspect.getdoc(getattr(ps, name))
+            assert "%(" not in text
+            for parameter in parameters(name):
+                assert re.search(rf"^[\w, ]*\b{parameter}\b[\w, ]* : ", text, re.MULTILINE), (name, parameter)
+                if parameter in TEXTS and parameter not in ("data", "method"):
+                    assert TEXTS[parameter] in text
+
+
+@pytest.mark.parametrize("optimised", ["-O", "-OO"])
+def test_texts_are_no_code(optimised):
+    """Without docstrings there is nothing to fill, and nothing else changes."""
+    code = (
+        "import posstats as ps; print(ps.leakage.__name__, bool(ps.leakage.__doc__), ps.sinks.__kwdefaults__['seed'])"
+    )
+    answer = subprocess.run([sys.executable, optimised, "-c", code], capture_output=True, text=True, check=True)
+    assert answer.stdout.split() == ["leakage", str(optimised == "-O"), "0"]
+
+
+def _anything():
+    plain = st.one_of(
+        st.none(), st.booleans(), st.integers(-3, 40), st.integers(2**40, 2**66), st.floats(), st.text(max_size=3),
+        st.sampled_from([*CONDITIONS, "layer", "head", "bh", "jackknife", "mask", "C1", "share"]),
+        st.binary(max_size=2), st.complex_numbers(), st.decimals(), st.dates(),
+    )  # fmt: skip
+    several = st.one_of(
+        st.lists(plain, max_size=3), st.tuples(plain, plain), st.dictionaries(st.text(max_size=2), plain, max_size=2),
+        st.sets(st.integers(0, 5), max_size=3), st.lists(st.lists(st.integers(0, 2), max_size=2), max_size=2),
+    )  # fmt: skip
+    made = st.sampled_from(
+        [
+            object(), len, np.arange(3), np.array(1.5), np.array(["a"]), np.zeros((2, 2)), np.float32(0.5), np.int8(3),
+            pd.Series([0, 1]), pd.DataFrame({"a": [0]}), DS.offset, DS.logit, xr.Dataset(), Path("x"), int, np.nan,
+        ]
+    )  # fmt: skip
+    return st.one_of(plain, several, made)
+
+
+TINY = world(n=6, length=20, layers=1, heads=1)
+FUZZED = CALLS | {
+    "simulate": lambda _, **options: ps.simulate(**{"n": 5, "length": 8} | options),
+    **{figure.__name__: figure for figure in FIGURES},
+}
+
+
+@pytest.mark.filterwarnings("ignore::posstats.errors.FewDocumentsWarning")
+@settings(max_examples=600, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_no_other_error_leaves_the_package(results, data):
+    """Any value for any parameter of any function: a result, or a PosstatsError with a sentence."""
+    name = data.draw(st.sampled_from(sorted(FUZZED)))
+    figures = {figure.__name__: figure for figure in FIGURES}
+    sound = results[FIGURES[figures[name]]] if name in figures else TINY
+    first, *others = inspect.signature(figures.get(name) or getattr(ps, name)).parameters
+    parameter = data.draw(st.sampled_from([first, *others]))
+    value = data.draw(_anything())
+    message = "nothing was wrong with it"
+    try:
+        if parameter == first and name != "simulate":
+            FUZZED[name](value)
+        else:
+            FUZZED[name](sound, **{parameter: value})
+    except PosstatsError as error:
+        message = str(error)
+    assert len(message) > 20
