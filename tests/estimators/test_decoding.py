@@ -85,7 +85,7 @@ def test_decode_equals_the_kernel_on_features_built_by_hand(dump, condition):
             np.testing.assert_allclose([row.low, row.high], [estimate - half, estimate + half], rtol=1e-8)
             np.testing.assert_allclose(row.p, 2 * stats.t.sf(abs(estimate / se), 11), rtol=1e-6)
     assert result.settings["n_queries"] == len(queries)
-    assert "only 12 documents" in result.summary()
+    assert "12 documents of unequal size count as 10.0" in result.summary()
 
 
 def test_parts_are_complete_and_families_are_layers(dump):
@@ -267,7 +267,7 @@ class TestRefusals:
             decode(dump.isel(sequence=[0, 1]))
         with pytest.raises(DesignError, match="12 documents cannot be split into 13 folds"):
             decode(dump, n_folds=13)
-        with pytest.warns(FewDocumentsWarning, match="only 12 documents"):
+        with pytest.warns(FewDocumentsWarning, match=r"12 documents of unequal size count as 10\.0"):
             decode(dump)
 
     def test_offset_outside_the_window(self):
