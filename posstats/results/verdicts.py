@@ -73,8 +73,8 @@ class Rule:
     ('above 0', Rule(kind='at most', value=0.001))
     """
 
-    #: The interval lies above or below the value, or contains it; its lower limit reaches the value; the estimate, a
-    #: largest deviation without an interval, does not exceed it.
+    #: "above", "below", "contains": the interval lies above or below the value, or contains it; "at least": its lower
+    #: limit reaches the value; "at most": the estimate, a largest deviation without an interval, does not exceed it.
     kind: str
     value: float
 
