@@ -153,9 +153,10 @@ def contrast_runs(
     belongs to one document in one run is in both, so that the sum errs on the long side. Degrees of freedom by
     Satterthwaite: ``variance^2 / sum(part^2 / df)`` over the parts, ``k - 1`` each for runs.
 
-    With `pair_runs`, run r of one side belongs with run r of the other. `squared` says that the value is a mean of
-    squares (:func:`posstats.stats.inference.resample.interval`), which is of use for one side without replicated runs.
-    Raises DesignError if runs are replicated on one side only, or paired runs differ in number.
+    `method` is the jackknife over documents, "corrected_jackknife" or "jackknife". With `pair_runs`, run r of one side
+    belongs with run r of the other. `squared` says that the value is a mean of squares (see
+    :func:`posstats.stats.inference.resample.interval`), which is of use for one side without replicated runs. Raises
+    DesignError if runs are replicated on one side only, or paired runs differ in number.
 
     The two-way form for crossed samples, without the subtraction of the interaction, which can leave a negative
     variance: A. B. Owen (2007), The pigeonhole bootstrap, Annals of Applied Statistics 1, 386-411,
