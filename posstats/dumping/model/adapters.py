@@ -29,8 +29,8 @@ class Adapter:
     folder: Path
     #: Name of the architecture it was trained under: "standard", "ntk", "window".
     architecture: str
-    ntk_factor: float | None
     #: That architecture, as :func:`posstats.load_model` spells it.
+    ntk_factor: float | None
     sliding_window: int | None
     #: Training run, and optimiser steps of it.
     seed: int
