@@ -86,8 +86,6 @@ def _decoded(name: str, value: Any) -> Any:
 def _runs(values: list[str]) -> str:
     """What each layer has, briefly: values with the layers that have them.
 
-    Examples
-    --------
     >>> _runs(["none"] * 4), _runs(["8 tokens", "none", "8 tokens", "8 tokens"])
     ('none in all 4 layers', '8 tokens in layers 0, 2-3; none in layer 1')
     """

@@ -61,8 +61,6 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 def token_of(given: str | None) -> str | int | None:
     """A token as the rest of posstats is told of it: digits are an id.
 
-    Examples
-    --------
     >>> token_of("0"), token_of("<|endoftext|>")
     (0, '<|endoftext|>')
     """
@@ -77,26 +75,11 @@ def asked(
     bos_token: str | None,
     results: Path | None,
 ) -> tuple[AnalysisConfig, dict[str, Path], Path]:
-    """What is to be analysed, or was: named dumps, or those of a configuration.
+    """Settings, files of the dumps by name (which may not be there yet), and the folder of their results.
 
-    Parameters
-    ----------
-    dumps, config, profile, model, bos_token, results
-        As given on the command line.
-
-    Returns
-    -------
-    settings : AnalysisConfig
-    paths : dict of str to Path
-        Name of a dump, by which its results are kept -> its file, which may not be there yet.
-    folder : Path
-        Of the results: one per model and BOS token, and one per set of named dumps, whatever their order.
-
-    Raises
-    ------
-    InputError
-        If dumps are given and a model or BOS token too, two dumps have the same name, or the configuration cannot be
-        read.
+    Dumps are those named, or those of the configuration. A folder belongs to a model and BOS token, or to a set of
+    named dumps, whatever their order. Raises InputError if dumps are given and a model or BOS token too, two dumps have
+    the same name, or the configuration cannot be read.
     """
     settings = load_config(config, profile=profile, model=model, bos_token=token_of(bos_token))
     if results is not None:
@@ -121,8 +104,6 @@ def asked(
 def _set_name(dumps: Iterable[str]) -> str:
     """Folder of the results of named dumps; many names are cut, with a digest that tells such sets apart.
 
-    Examples
-    --------
     >>> _set_name(["text", "mine"])
     'dumps-mine+text'
     """
@@ -176,8 +157,6 @@ def _plain(value: Any) -> Any:
 def size_text(count: float) -> str:
     """Bytes for people.
 
-    Examples
-    --------
     >>> [size_text(count) for count in (512, 1.5e6, 999.96e6, 2.4e12)]
     ['512 B', '1.5 MB', '1.0 GB', '2.4 TB']
     """
@@ -191,8 +170,6 @@ def size_text(count: float) -> str:
 def time_text(seconds: float) -> str:
     """A duration for people, two digits of it.
 
-    Examples
-    --------
     >>> [time_text(seconds) for seconds in (0.34, 12.3, 90, 5400, 200000)]
     ['less than 1 s', '12 s', '1.5 min', '1.5 h', '56 h']
     """
@@ -208,8 +185,6 @@ def time_text(seconds: float) -> str:
 def lines(facts: Mapping[str, object]) -> str:
     """Aligned lines of a name and what is to be said.
 
-    Examples
-    --------
     >>> print(lines({"layers": 3, "heads": 4}))
     layers  3
     heads   4

@@ -54,24 +54,10 @@ def check_window(ds: xr.Dataset, name: str) -> None:
 
 
 def check_design(sides: Sequence[Sequence[xr.Dataset]], *, allow_mixed: bool = False) -> list[str]:
-    """Check that two sides, each one or several training runs, can be compared.
+    """Check that two sides, each one or several training runs, can be compared; return what is to be kept in mind.
 
-    Parameters
-    ----------
-    sides : sequence of sequence of xarray.Dataset
-        Dumps.
-    allow_mixed : bool
-        Whether an inference-time variant may stand beside models used as they were trained.
-
-    Returns
-    -------
-    list of str
-        What is to be kept in mind.
-
-    Raises
-    ------
-    DesignError
-        If they cannot be compared; the message says why.
+    With `allow_mixed`, an inference-time variant may stand beside models used as they were trained. Raises DesignError,
+    which says why, if they cannot be compared.
     """
     every = [ds for side in sides for ds in side]
     for ds in every:

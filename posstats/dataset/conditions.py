@@ -28,52 +28,28 @@ _TRAJECTORY = re.compile(rf"trajectory=token:{_WHOLE}@{_WHOLE}(?:/{_WHOLE})?", f
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """An intervention on the input.
+    """An intervention on the input."""
 
-    Attributes
-    ----------
-    name : str
-        Its spelling, and once its depth is absolute its label along the ``condition`` dimension.
-    kind : str
-        What is done: ``baseline``, ``zero``, ``mean``, ``gaussian``, ``token``, ``tokens``, ``none``, ``at``,
-        ``trajectory``, ``shift`` or ``repeat``.
-    value : int
-        The token id of ``token`` and ``trajectory``, the number of ``tokens``, the position of ``at``, the shift of
-        ``shift``; 0 elsewhere.
-    depth : int
-        The block of ``trajectory``; 0 elsewhere.
-    fraction : Fraction, optional
-        Of ``trajectory``, where the depth was given as a fraction of the model's blocks: which one. `depth` is 0 until
-        :func:`at_depth` has worked it out.
-    """
-
+    #: Its spelling, and once its depth is absolute its label along the ``condition`` dimension.
     name: str
+    #: What is done: ``baseline``, ``zero``, ``mean``, ``gaussian``, ``token``, ``tokens``, ``none``, ``at``,
+    #: ``trajectory``, ``shift`` or ``repeat``.
     kind: str
+    #: The token id of ``token`` and ``trajectory``, the number of ``tokens``, the position of ``at``, the shift of
+    #: ``shift``; 0 elsewhere.
     value: int = 0
+    #: The block of ``trajectory``; 0 elsewhere.
     depth: int = 0
+    #: Of ``trajectory``, where the depth was given as a fraction of the model's blocks: which one. `depth` is 0 until
+    #: :func:`at_depth` has worked it out.
     fraction: Fraction | None = None
 
 
 def parse_condition(text: str) -> Condition:
-    """Read the spelling of a condition.
+    """Read the spelling of a condition: one of :data:`posstats.vocabulary.CONDITIONS`, numbers in place of capitals.
 
-    Parameters
-    ----------
-    text : str
-        One of the spellings of :data:`posstats.vocabulary.CONDITIONS`, with numbers in place of capitals.
+    Its name is the canonical spelling. Raises InputError if there is no such condition.
 
-    Returns
-    -------
-    Condition
-        The condition, under its canonical spelling.
-
-    Raises
-    ------
-    InputError
-        If there is no such condition.
-
-    Examples
-    --------
     >>> parse_condition("bos=token:5")
     Condition(name='bos=token:5', kind='token', value=5, depth=0, fraction=None)
     >>> parse_condition("shift=064").name
@@ -108,22 +84,9 @@ def parse_condition(text: str) -> Condition:
 
 
 def parse_conditions(texts: Iterable[str]) -> tuple[Condition, ...]:
-    """Read several conditions, none of them twice.
+    """Read several conditions, in the order of the ``condition`` dimension.
 
-    Parameters
-    ----------
-    texts : iterable of str
-        Spellings, in the order of the ``condition`` dimension.
-
-    Returns
-    -------
-    tuple of Condition
-        The conditions.
-
-    Raises
-    ------
-    InputError
-        If there is none, one is unknown, or one is given twice.
+    Raises InputError if there is none, one is unknown, or one is given twice.
     """
     given = [texts] if isinstance(texts, str) else several("conditions", texts, "text")
     conditions = tuple(parse_condition(text) for text in given)
@@ -137,25 +100,11 @@ def parse_conditions(texts: Iterable[str]) -> tuple[Condition, ...]:
 
 
 def at_depth(conditions: Iterable[Condition], blocks: int) -> tuple[Condition, ...]:
-    """Turn depths that are fractions of a model's blocks into blocks.
+    """Turn depths that are fractions of a model's blocks into blocks, in the names too.
 
     The block is the nearest one to ``fraction * blocks``, of two equally near ones the even one, and at most the last.
+    A fraction that comes to the depth of another one that was given is left out, so that every condition is there once.
 
-    Parameters
-    ----------
-    conditions : iterable of Condition
-        The conditions.
-    blocks : int
-        How many blocks the model has.
-
-    Returns
-    -------
-    tuple of Condition
-        The same, with absolute depths in their names too. A fraction that comes to the depth of another one that was
-        given is left out, so that every condition is there once.
-
-    Examples
-    --------
     >>> depths = parse_conditions(f"trajectory=token:5@{depth}" for depth in ("1/6", "1/3", "2/3"))
     >>> [condition.depth for condition in at_depth(depths, blocks=30)]
     [5, 10, 20]
@@ -170,28 +119,10 @@ def at_depth(conditions: Iterable[Condition], blocks: int) -> tuple[Condition, .
 
 
 def check_positions(what: str, values: Iterable[int], length: int | None = None) -> tuple[int, ...]:
-    """Distinct positions of a sequence, ascending.
+    """Distinct positions of a sequence (of `length` tokens, where that is known), ascending; `what` an error calls one.
 
-    Parameters
-    ----------
-    what : str
-        What an error calls one of them.
-    values : iterable of int
-        The positions.
-    length : int, optional
-        Tokens in a sequence, where they are known.
+    Raises InputError if one is no whole number, outside the sequence, or given twice.
 
-    Returns
-    -------
-    tuple of int
-
-    Raises
-    ------
-    InputError
-        If one is no whole number, outside the sequence, or given twice.
-
-    Examples
-    --------
     >>> check_positions("offset", [4, 0, 1], length=24)
     (0, 1, 4)
     """

@@ -18,22 +18,10 @@ _RESERVED = frozenset(
 
 
 def storable_attributes(attrs: Mapping[Any, Any]) -> dict[str, Any]:
-    """Attributes as a file holds them.
+    """Attributes as a file holds them: texts as str or lists of them, numbers as they were given.
 
-    Parameters
-    ----------
-    attrs : mapping of str
-        Texts, numbers, and lists, tuples or arrays of texts or of numbers.
-
-    Returns
-    -------
-    dict of str
-        Texts as str or lists of them, numbers as they were given.
-
-    Raises
-    ------
-    InputError
-        Naming an attribute that holds something else, which a file would not give back as it is.
+    Values are texts, numbers, and lists, tuples or arrays of texts or of numbers; an InputError names an attribute that
+    holds something else, which a file would not give back as it is.
     """
     return {_name(name): _attribute(name, value) for name, value in attrs.items()}
 
@@ -67,18 +55,10 @@ def _attribute(name: str, value: Any) -> Any:
 
 
 def check_storable(dataset: xr.Dataset) -> None:
-    """Refuse values and coordinates that a dump does not give back as they are.
+    """Refuse values and coordinates that a dump does not give back as they are; values of variables are not read.
 
-    Parameters
-    ----------
-    dataset : xarray.Dataset
-        A dataset of the dump schema; values of its variables are not read.
-
-    Raises
-    ------
-    InputError
-        Naming a variable that holds no numbers, a coordinate that holds neither texts nor numbers, or a dim without
-        length.
+    An InputError names a variable that holds no numbers, a coordinate that holds neither texts nor numbers, or a dim
+    without length.
     """
     for name in (name for name in VARIABLES if name in dataset):
         if dataset[name].dtype.kind not in "iuf":

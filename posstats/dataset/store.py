@@ -52,33 +52,14 @@ _MARK_BYTES = 2**16
 def parts_folder(path: str | Path) -> Path:
     """Folder in which the finished pieces of an unfinished dump wait.
 
-    Parameters
-    ----------
-    path : str or Path
-        The dump.
-
-    Returns
-    -------
-    Path
-        ``<path>.parts``, beside the file where `path` is a symbolic link to one.
+    ``<path>.parts``, beside the file where `path` is a symbolic link to one.
     """
     path = followed(Path(path))
     return path.with_name(path.name + ".parts")
 
 
 def followed(path: Path) -> Path:
-    """The file to write: what a path names, or what it points to where it is a symbolic link.
-
-    Parameters
-    ----------
-    path : Path
-        A path.
-
-    Returns
-    -------
-    Path
-        `path`, or the end of its links.
-    """
+    """The file to write: what a path names, or what it points to where it is a symbolic link."""
     try:
         return Path(os.path.realpath(path)) if path.is_symlink() else path
     except PermissionError:  # so will be whoever uses the path, and can say what for
@@ -202,19 +183,9 @@ def _lazy(file: _File, name: str) -> da.Array:
 
 
 def check_schema(dataset: xr.Dataset, name: str = "the dataset") -> None:
-    """Check that a dataset is a dump: schema version, variables, dimensions, coordinates.
+    """Check that a dataset is a dump: schema version, variables, dimensions, coordinates; no value is read.
 
-    Parameters
-    ----------
-    dataset : xarray.Dataset
-        What to check; its values are not read.
-    name : str
-        What to call it in the message.
-
-    Raises
-    ------
-    DumpError
-        If it is not.
+    Raises DumpError, with the dataset called `name`, if it is not.
     """
     version = dataset.attrs.get("schema_version")
     if version is None:

@@ -206,24 +206,17 @@ def contrast(
 
 @dataclass(frozen=True, slots=True)
 class _Value:
-    """One line of the comparison: what it is, and how it is read off the sums of a run.
-
-    Attributes
-    ----------
-    of : callable
-        From the sums of a run to values at document weights, (weights,).
-    tested : tuple of str
-        Sums whose absence is tested: the value itself, or the denominator of a ratio.
-    ratio, squared : bool
-        Whether it is withheld where the denominator is not there, and whether it is a mean of squares.
-    """
+    """One line of the comparison: what it is, and how it is read off the sums of a run."""
 
     quantity: str
     condition: str
     queries: str
     term: str
+    #: From the sums of a run to values at document weights, (weights,).
     of: Callable[[Mapping[Key, LayerSums]], Array]
+    #: Sums whose absence is tested: the value itself, or the denominator of a ratio.
     tested: Key
+    #: Whether it is withheld where the denominator is not there, and whether it is a mean of squares.
     ratio: bool = False
     squared: bool = False
 

@@ -147,20 +147,14 @@ def model_level(
 
 @dataclass(frozen=True, slots=True)
 class _Estimates:
-    """Estimates of heads, and what their sampling errors are made of.
+    """Estimates of heads, and what their sampling errors are made of."""
 
-    Attributes
-    ----------
-    at_all : ndarray, shape (head,)
-        From all documents.
-    left_out : ndarray, shape (document, head)
-        Without each document.
-    pairs, pair_left_out : ndarray, shapes (pair, 2) and (pair, head)
-        Documents left out together and the estimates without them; no pairs for means, which need no correction.
-    """
-
+    #: (head,): from all documents.
     at_all: Array
+    #: (document, head): without each document.
     left_out: Array
+    #: (pair, 2) and (pair, head): documents left out together and the estimates without them; no pairs for means, which
+    #: need no correction.
     pairs: NDArray[np.int64]
     pair_left_out: Array
 

@@ -205,16 +205,9 @@ def _work(payload: bytes, expected: dict[str, str]) -> Any:
 def scheduler(where: str) -> Iterator[str | None]:
     """Yield the address of the scheduler that the option --scheduler names, None for "none", while the block runs.
 
-    Parameters
-    ----------
-    where : str
-        "none"; "local": one is started on this machine, with a worker per processor; or an address, such as
-        tcp://10.0.0.1:8786, or the file that ``dask scheduler --scheduler-file`` wrote.
-
-    Raises
-    ------
-    InputError
-        If ``distributed`` is not installed, or no scheduler answers.
+    "local" starts one on this machine, with a worker per processor; else an address, such as tcp://10.0.0.1:8786, or
+    the file that ``dask scheduler --scheduler-file`` wrote. Raises InputError if ``distributed`` is not installed, or
+    no scheduler answers.
     """
     if where == "none":
         yield None

@@ -10,17 +10,9 @@ from pathlib import Path
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Write beside a path, then rename: `path` holds what the block wrote, or what it held before.
+    """Yield where to write a file or make a folder, then rename it: `path` holds what the block wrote, or what it held.
 
-    Parameters
-    ----------
-    path : Path
-        The place of a file, which is replaced, or of a folder, which must not be there yet.
-
-    Yields
-    ------
-    Path
-        Where to write the file, or make the folder; nothing of it is left where the block raises.
+    A file is replaced, a folder must not be there yet; nothing of what was written is left where the block raises.
     """
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
     try:

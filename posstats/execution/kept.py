@@ -11,18 +11,10 @@ from posstats.execution.provenance import file_digest
 
 
 def keep(manifest: Path, rests_on: Mapping[str, Any], files: Iterable[Path], **facts: Any) -> None:
-    """Declare a result current, once all of its files are written.
+    """Declare a result current, once all of its files are written beside the manifest.
 
-    Parameters
-    ----------
-    manifest : Path
-        File of the declaration, in the folder of the result. Remove it before the files of an earlier result change.
-    rests_on : mapping of str
-        What the result depends on: digests, settings; as JSON.
-    files : iterable of Path
-        The files of the result, beside the manifest.
-    **facts
-        What is kept with it; as JSON.
+    `rests_on` is what the result depends on (digests, settings), `facts` are kept with it; both as JSON. Remove the
+    manifest before the files of an earlier result change.
     """
     digests = {path.name: file_digest(path) for path in sorted(files)}
     record = {"digest": _digest(rests_on), "rests_on": rests_on, "files": digests, **facts}
@@ -33,18 +25,8 @@ def keep(manifest: Path, rests_on: Mapping[str, Any], files: Iterable[Path], **f
 def kept(manifest: Path, rests_on: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return what :func:`keep` wrote, if the result is current.
 
-    Parameters
-    ----------
-    manifest : Path
-        File of the declaration.
-    rests_on : mapping of str
-        What the result would depend on if it were computed now.
-
-    Returns
-    -------
-    dict or None
-        None where the result has to be computed: there is none, what it rests on is different, the manifest is
-        damaged, or a file of the result is missing or is not as it was written.
+    None where it has to be computed: there is none, what it would rest on now is different, the manifest is damaged, or
+    a file of the result is missing or is not as it was written.
     """
     try:
         record = json.loads(manifest.read_text(encoding="utf-8"))

@@ -13,10 +13,7 @@ def available_processors() -> int:
 def free_memory() -> int:
     """Bytes that can be allocated without swapping.
 
-    Returns
-    -------
-    int
-        The smaller of what the machine and the control group have left; 2 GiB where neither says.
+    The smaller of what the machine and the control group have left; 2 GiB where neither says.
     """
     machine = re.search(r"MemAvailable:\s*(\d+) kB", _text("/proc/meminfo"))
     limits = [int(machine[1]) * 1024] if machine else []

@@ -23,27 +23,16 @@ _Made = TypeVar("_Made")
 
 
 def side_by_side(job: Callable[[_Given], _Made], work: Iterable[_Given]) -> Iterator[tuple[_Given, _Made]]:
-    """Do a job for one piece of work after the other; results come in the order of the work, whoever does it.
+    """Do a job for one piece of work after the other; yield each piece with its result, in the order of the work.
 
     The workers of a ``dask.distributed`` client do it if one is current in this process, else threads, as many as there
     are processors. A piece of work is a description, such as a dataset that is not loaded yet: the job reads what it
-    needs, where it runs. Few pieces are under way at once, so that what waits does not fill the memory.
+    needs, where it runs. For a cluster it and the work must be picklable and small; where the work holds large arrays,
+    as it does for a dataset in memory, threads do it. Few pieces are under way at once, so that what waits does not
+    fill the memory.
 
     Linear algebra is kept to one thread meanwhile: the arrays of a job are small, and the last digit of a result must
     not depend on the number of processors.
-
-    Parameters
-    ----------
-    job : callable
-        Of a piece of work. For a cluster it and the work must be picklable and small; where the work holds large
-        arrays, as it does for a dataset in memory, threads do it.
-    work : iterable
-        Pieces of work.
-
-    Yields
-    ------
-    tuple
-        A piece and what the job made of it.
     """
     pieces = iter(work)
     first = next(pieces, None)
@@ -144,28 +133,10 @@ def single_threaded() -> Iterator[None]:
 
 
 def in_processes(job: Callable[[_Given], _Made], tasks: Sequence[_Given], n: int) -> Iterator[tuple[_Given, _Made]]:
-    """Do long tasks in processes of their own; results come as they are ready.
+    """Do long tasks in `n` processes of their own; yield each with its result as it is ready.
 
-    Where a task fails, those under way are finished; where the caller stops, they are not.
-
-    Parameters
-    ----------
-    job : callable
-        Of a task; as tasks are, picklable.
-    tasks : sequence
-        Tasks, told apart by their hash.
-    n : int
-        Processes at once.
-
-    Yields
-    ------
-    tuple
-        A task and what the job made of it.
-
-    Raises
-    ------
-    ClusterError
-        If a process ended before its task did.
+    Job and tasks are picklable, tasks told apart by their hash. Where a task fails, those under way are finished; where
+    the caller stops, they are not. Raises ClusterError if a process ended before its task did.
     """
     if not tasks:
         return

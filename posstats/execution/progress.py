@@ -48,28 +48,10 @@ class _Silent:
 
 @contextmanager
 def progress(label: str, total: int, *, unit: str, done: int = 0, show: bool = True) -> Iterator[Progress]:
-    """Report progress while the block runs.
+    """Report progress while the block runs: ``update(n)`` of what is yielded counts units of work, of `total` in all.
 
-    Parameters
-    ----------
-    label : str
-        What is being done.
-    total : int
-        Units of work in all.
-    unit : str
-        What is counted, in the singular; an s makes the plural.
-    done : int
-        Units done before.
-    show : bool
-        False says nothing.
+    `unit` names one, in the singular (an s makes the plural); `done` were done before.
 
-    Yields
-    ------
-    Progress
-        Its ``update(n)`` counts.
-
-    Examples
-    --------
     >>> with progress("counting", 3, unit="sheep", show=False) as bar:
     ...     for _ in range(3):
     ...         bar.update()

@@ -23,20 +23,10 @@ def model_dtype(ds: xr.Dataset) -> str:
 
 
 def shift_differences(ds: xr.Dataset, condition: str) -> dict[str, float]:
-    """Largest absolute difference between a shifted condition and the baseline.
+    """Largest absolute difference between a shifted condition and the baseline: recorded quantity -> nats.
 
-    Parameters
-    ----------
-    ds : xarray.Dataset
-        A dump with both conditions.
-    condition : str
-        Such as "shift=64".
-
-    Returns
-    -------
-    dict of str to float
-        Recorded quantity -> nats. Where a value is not finite (query 0 has no ordinary key) on both sides, nothing is
-        compared; on one side only, the difference is infinite.
+    Where a value is not finite (query 0 has no ordinary key) on both sides, nothing is compared; on one side only, the
+    difference is infinite.
     """
     baseline, other = (select_condition(ds, name) for name in (BASELINE, condition))
     return {
@@ -46,20 +36,10 @@ def shift_differences(ds: xr.Dataset, condition: str) -> dict[str, float]:
 
 
 def repeat_residuals(ds: xr.Dataset) -> dict[str, float]:
-    """Largest absolute residual-stream terms under `repeat`.
+    """Largest absolute residual-stream terms under `repeat`: term -> nats.
 
     Every sequence repeats a token of its own, so each is held against its own reference; at the last query that has no
     ordinary key to go by.
-
-    Parameters
-    ----------
-    ds : xarray.Dataset
-        A dump with the condition `repeat`.
-
-    Returns
-    -------
-    dict of str to float
-        Term -> nats.
     """
     terms = decompose(select_condition(ds, "repeat"), reference="sequence").isel(query=slice(1, -1))
     return {

@@ -247,24 +247,11 @@ def replaced_bos(ds: xr.Dataset, inference: Inference) -> Iterator[Evidence]:
 
 
 def per_head(squared: float, heads: int, of: str = "") -> str:
-    """Say how large a magnitude is that was summed over heads: a test above 0 says nothing of its size.
+    """Say how large a magnitude, in nats squared summed over heads, is per head.
 
-    Parameters
-    ----------
-    squared : float
-        In nats squared, over all heads.
-    heads : int
-        How many.
-    of : str
-        What it is the magnitude of, put before it.
+    A test above 0 says nothing of its size. `of`, what it is the magnitude of, is put before it. Empty where the
+    magnitude, an unbiased estimate, is not above 0.
 
-    Returns
-    -------
-    str
-        Empty where the magnitude, an unbiased estimate, is not above 0.
-
-    Examples
-    --------
     >>> per_head(2.7, 270)
     '0.1 nats per head, root mean square'
     """

@@ -5,17 +5,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Caption:
-    """Words beside a figure.
+    """Words beside a figure."""
 
-    Attributes
-    ----------
-    shows : str
-        What is drawn; its alternative text.
-    look : str
-        What to look at.
-    """
-
+    #: What is drawn; its alternative text.
     shows: str
+    #: What to look at.
     look: str
 
 
@@ -86,8 +80,6 @@ _CAPTIONS = {
 def caption_of(name: str) -> Caption:
     """Caption of a figure by its file name; of one that posstats does not know, its name.
 
-    Examples
-    --------
     >>> caption_of("shares_by_layer").shows
     "Share of absolute-position leakage by layer: the mask's and the residual stream's."
     >>> caption_of("my_own_plot")

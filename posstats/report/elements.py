@@ -24,8 +24,6 @@ def data_uri(path: Path) -> str:
 def identifier(*parts: str) -> str:
     """Return an id of an element made from names.
 
-    Examples
-    --------
     >>> identifier("figure", "random", "shares_by_layer")
     'figure-random-shares-by-layer'
     """

@@ -68,18 +68,7 @@ class _Row:
 def heads_html(tables: Mapping[str, WrittenTable], dump: str, level: float) -> Markup:
     """Return the per-head table of a dump with its filters; empty where no table is by head.
 
-    Parameters
-    ----------
-    tables : mapping of str to WrittenTable
-        Tables of the dump by name.
-    dump : str
-        Its name.
-    level : float
-        A q-value is significant below 1 - level.
-
-    Returns
-    -------
-    markupsafe.Markup
+    A q-value is significant below 1 - `level`.
     """
     groups = {k: (group, tables[group.table]) for k, group in enumerate(_GROUPS) if group.table in tables}
     if not groups:

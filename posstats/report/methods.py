@@ -38,19 +38,10 @@ _PAPER = """@misc{ruscio2026absolute,
 
 
 def methods_paragraph(results: Results, config: AnalysisConfig) -> str:
-    """Write the methods paragraph.
+    """Write the methods paragraph, plain text.
 
-    Parameters
-    ----------
-    results : Results
-        What its numbers rest on is read from the footnotes of the tables and from the recordings.
-    config : AnalysisConfig
-        For the number of sign flips and the seed.
-
-    Returns
-    -------
-    str
-        Plain text.
+    What its numbers rest on is read from the footnotes of the tables and from the recordings; the number of sign flips
+    and the seed from the configuration.
     """
     inference = config.inference
     tables = [table for answer in results.answers for table in answer.tables.values()]

@@ -24,23 +24,10 @@ _TILES = {
 
 
 def write_report(results: Results, config: AnalysisConfig, path: Path, *, outdated: Sequence[str] = ()) -> Path:
-    """Write the results of an analysis as one HTML page that needs no network and no other file.
+    """Write the results of an analysis as one HTML page that needs no network and no other file; return `path`.
 
-    Parameters
-    ----------
-    results : Results
-        Of :func:`posstats.report.reading.read_results`.
-    config : AnalysisConfig
-        The configuration of the analysis.
-    path : Path
-        The page; the same results give the same bytes.
-    outdated : sequence of str
-        Answers computed with code or library versions that have changed since; they are named on top of the page.
-
-    Returns
-    -------
-    Path
-        `path`.
+    The same results give the same bytes. `outdated` are answers computed with code or library versions that have
+    changed since; they are named on top of the page.
     """
     described = results.described
     tables = {name: results.tables(name) for name in described}

@@ -31,29 +31,19 @@ _SIZES = ("n_sequences", "n_tokens", "n_documents")
 
 @dataclass(frozen=True, slots=True)
 class WrittenTable:
-    """A table as it lies in the folder of the results.
+    """A table as it lies in the folder of the results."""
 
-    Attributes
-    ----------
-    name : str
-        File name without ending.
-    folder : Path
-        Where its files are.
-    table : Table
-    headings : dict of str to str
-        Column -> heading with its unit. The limits of an interval share the heading of `low`.
-    raw, shown : tuple of dict of str to str
-        A row each, by column: every digit, as the CSV spells it, and the cell for people (`low` holds the interval).
-    numeric : frozenset of str
-        Columns that are set as numbers.
-    """
-
+    #: File name without ending.
     name: str
+    #: Where its files are.
     folder: Path
     table: Table
+    #: Column -> heading with its unit. The limits of an interval share the heading of `low`.
     headings: dict[str, str]
+    #: A row each, by column: every digit, as the CSV spells it, and the cell for people (`low` holds the interval).
     raw: tuple[dict[str, str], ...]
     shown: tuple[dict[str, str], ...]
+    #: Columns that are set as numbers.
     numeric: frozenset[str]
 
     @property
@@ -83,43 +73,26 @@ class WrittenTable:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one question asked of one dump has left.
+    """What one question asked of one dump has left."""
 
-    Attributes
-    ----------
-    dump, question : str
-        Name of the dump, and of the analysis file.
-    digest : str
-        Of everything the answer rests on.
-    headline : tuple of dict
-        Its lines of the headline table, values as CSV spells them.
-    tables : dict of str to WrittenTable
-    figures : dict of str to Path
-        File name without ending -> the PNG; the PDF lies beside it.
-    """
-
+    #: Name of the dump, and of the analysis file.
     dump: str
     question: str
+    #: Of everything the answer rests on.
     digest: str
+    #: Its lines of the headline table, values as CSV spells them.
     headline: tuple[dict[str, str], ...]
     tables: dict[str, WrittenTable]
+    #: File name without ending -> the PNG; the PDF lies beside it.
     figures: dict[str, Path]
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What a dump says of itself.
-
-    Attributes
-    ----------
-    path : Path
-    sizes : dict of str to int
-        Size of every dimension; of `n_sequences`, `n_tokens` and `n_documents` too.
-    conditions : tuple of str
-    attributes : dict of str to object
-    """
+    """What a dump says of itself."""
 
     path: Path
+    #: Size of every dimension; of `n_sequences`, `n_tokens` and `n_documents` too.
     sizes: dict[str, int]
     conditions: tuple[str, ...]
     attributes: dict[str, Any]
@@ -140,29 +113,18 @@ class Described:
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """Everything the page is made from.
-
-    Attributes
-    ----------
-    folder : Path
-    headline : WrittenTable
-    level : float
-        Confidence level of the intervals.
-    described : dict of str to Described
-        Dump -> what the headline table says of it.
-    recordings : dict of str to Recording or None
-        Dump -> what its file says, None where the file is not here.
-    answers : tuple of Answer
-    missing : tuple of str
-        Questions of the configuration that have no answer here.
-    """
+    """Everything the page is made from."""
 
     folder: Path
     headline: WrittenTable
+    #: Confidence level of the intervals.
     level: float
+    #: Dump -> what the headline table says of it.
     described: dict[str, Described]
+    #: Dump -> what its file says, None where the file is not here.
     recordings: dict[str, Recording | None]
     answers: tuple[Answer, ...]
+    #: Questions of the configuration that have no answer here.
     missing: tuple[str, ...] = field(default=())
 
     def tables(self, dump: str) -> dict[str, WrittenTable]:
@@ -179,25 +141,10 @@ class Results:
 
 
 def read_results(folder: Path, dumps: Mapping[str, Path], questions: Sequence[str]) -> Results:
-    """Read the results of an analysis.
+    """Read what `posstats analyze` wrote to `folder`.
 
-    Parameters
-    ----------
-    folder : Path
-        Where `posstats analyze` wrote them.
-    dumps : mapping of str to Path
-        Name of a dump -> its file, which may be absent.
-    questions : sequence of str
-        Names of the analysis files, without ending.
-
-    Returns
-    -------
-    Results
-
-    Raises
-    ------
-    InputError
-        If there are no results, a file is not as the analysis left it, or a dump is not the one they rest on.
+    `dumps`: name -> file, which may be absent; `questions`: names of the analysis files, without ending. Raises
+    InputError if there are no results, a file is not as the analysis left it, or a dump is not the one they rest on.
     """
     if not (folder / f"{HEADLINE}.csv").is_file():
         raise InputError(f"there are no results in {folder}; run posstats analyze first")
@@ -228,28 +175,10 @@ def read_results(folder: Path, dumps: Mapping[str, Path], questions: Sequence[st
 
 
 def outdated_answers(config: AnalysisConfig, dumps: Mapping[str, Path], folder: Path) -> list[str]:
-    """Refuse results of another recording or other settings, and say which are those of other code.
+    """Return "QUESTION of DUMP" of the answers computed with other code; refuse those of another recording or settings.
 
-    The page describes recording and settings beside the numbers, so it must not be written where they are not theirs.
-    Other code or library versions, which mostly give the same numbers, are logged as a warning.
-
-    Parameters
-    ----------
-    config : AnalysisConfig
-    dumps : mapping of str to Path
-        Name of a dump -> its file, which may be absent.
-    folder : Path
-        Of the results.
-
-    Returns
-    -------
-    list of str
-        "QUESTION of DUMP" of the answers computed with other code.
-
-    Raises
-    ------
-    InputError
-        If an answer rests on another recording or other settings.
+    The page describes recording and settings beside the numbers, so it must not be written where they are not theirs:
+    InputError. Other code or library versions, which mostly give the same numbers, are logged as a warning.
     """
     changed = changes(config, dumps, folder)
     for name, path in dumps.items():
@@ -269,25 +198,10 @@ def outdated_answers(config: AnalysisConfig, dumps: Mapping[str, Path], folder: 
 
 
 def read_table(folder: Path, name: str) -> WrittenTable:
-    """Read a table that :func:`posstats.tables.table.write_table` wrote.
+    """Read a table that :func:`posstats.tables.table.write_table` wrote, by its file name without ending.
 
-    Parameters
-    ----------
-    folder : Path
-    name : str
-        File name without ending.
+    Raises InputError if its JSON cannot be read or is not of a table.
 
-    Returns
-    -------
-    WrittenTable
-
-    Raises
-    ------
-    InputError
-        If its JSON cannot be read or is not of a table.
-
-    Examples
-    --------
     >>> import tempfile
     >>> import pandas as pd
     >>> from posstats.tables.table import Table, write_table

@@ -15,23 +15,15 @@ _SMALLEST_P = "1e-6"
 
 
 class View(NamedTuple):
-    """Cells of a table, ready to be shown.
+    """Cells of a table, ready to be shown."""
 
-    Attributes
-    ----------
-    names : list of str
-        Columns of the table; the limits of an interval share that of the lower one.
-    header : list of str
-        A heading per column.
-    rows : list of list of str
-        Cells, row by row.
-    left : list of bool
-        Which columns hold text, and are set flush left.
-    """
-
+    #: Columns of the table; the limits of an interval share that of the lower one.
     names: list[str]
+    #: A heading per column.
     header: list[str]
+    #: Cells, row by row.
     rows: list[list[str]]
+    #: Which columns hold text, and are set flush left.
     left: list[bool]
 
     def text(self) -> str:
@@ -61,8 +53,6 @@ class View(NamedTuple):
 def significant(value: object, digits: int = 3) -> str:
     """Three significant digits, trailing zeros kept; powers of ten for the very small and large; "–" for NaN.
 
-    Examples
-    --------
     >>> [significant(v) for v in (0.1, -12.345, 123.4, 0.0, 3.2e-9, 54321.0, float("nan"), 7, "mask")]
     ['0.100', '-12.3', '123', '0', '3.20e-09', '5.43e+04', '–', '7', 'mask']
     """
@@ -91,8 +81,6 @@ def column_cells(frame: pd.DataFrame, name: str) -> list[str]:
     the same digits keeps order, so it never moves an estimate out of its own interval. A p or q below 1e-6 is printed
     as that, for no tail of a t distribution is known further out.
 
-    Examples
-    --------
     >>> frame = pd.DataFrame({"estimate": [35.171, 0.7], "low": [35.162, 0.184], "high": [35.183, 1.22]})
     >>> column_cells(frame, "estimate"), column_cells(pd.DataFrame({"p": [1.36e-158, 0.0123]}), "p")
     (['35.17', '0.700'], ['<1e-6', '0.0123'])
@@ -116,8 +104,6 @@ def interval_cells(frame: pd.DataFrame, low: str = "low", high: str = "high") ->
 
     Limits get as many digits, up to six, as tell them apart; of limits that six do not, the cell says that they agree.
 
-    Examples
-    --------
     >>> interval_cells(pd.DataFrame({"low": [0.1, np.nan, 5.4321e-7, 1.5], "high": [0.25, np.nan, 5.4329e-7, 1.5]}))
     ['[0.100, 0.250]', '–', '[5.432e-07, 5.433e-07]', 'both 1.50']
     """
@@ -143,8 +129,6 @@ def in_order(names: list[str]) -> list[str]:
 def unit_text(units: str) -> str:
     """A unit as it is written for people; nothing for numbers without one.
 
-    Examples
-    --------
     >>> unit_text("nats^2"), unit_text("1")
     ('nats²', '')
     """
@@ -154,8 +138,6 @@ def unit_text(units: str) -> str:
 def unit_cell(units: str) -> str:
     """A unit in a column of units, where that of a ratio has a name too: "fraction".
 
-    Examples
-    --------
     >>> unit_cell("nats^2"), unit_cell("1"), unit_cell("fraction"), unit_cell("")
     ('nats²', 'fraction', 'fraction', '')
     """
@@ -165,8 +147,6 @@ def unit_cell(units: str) -> str:
 def model_name(model: str) -> str:
     """A model as headings name it: of one that lies in a folder of this machine, the folder's or file's own name.
 
-    Examples
-    --------
     >>> model_name("/home/me/models/mine"), model_name("./mine.gguf, sliding_window=32"), model_name("org/model")
     ('mine', 'mine.gguf, sliding_window=32', 'org/model')
     """
@@ -179,8 +159,6 @@ def model_name(model: str) -> str:
 def one_line(text: str) -> str:
     r"""Text on one line, whatever breaks a name holds.
 
-    Examples
-    --------
     >>> one_line("a  folder"), one_line("two\nlines")
     ('a  folder', 'two lines')
     """
@@ -195,23 +173,10 @@ def is_text(column: pd.Series) -> bool:
 def view_of(frame: pd.DataFrame, units: Mapping[str, str], level: float | None = None) -> View:
     """Cells of a table, each under a heading with its unit.
 
-    Parameters
-    ----------
-    frame : pandas.DataFrame
-        Raw numbers.
-    units : mapping of str to str
-        Unit of a column, where it has one.
-    level : float, optional
-        Confidence level, for a table that stands by itself: headings are words, and that of the interval names its
-        level. Without, headings are the names of columns in their usual order (metrics side by side in that of the
-        frame), every interval has a cell, and a column of notes that says nothing is left out.
+    With `level`, for a table that stands by itself, headings are words, and that of the interval names its level.
+    Without, headings are the names of columns in their usual order (metrics side by side in that of the frame), every
+    interval has a cell, and a column of notes that says nothing is left out.
 
-    Returns
-    -------
-    View
-
-    Examples
-    --------
     >>> frame = pd.DataFrame({"layer": [0, 1], "estimate": [0.5, 2.0], "low": [0.25, 1.0], "high": [1.0, 4.0]})
     >>> print(view_of(frame, {"estimate": "nats^2"}).text())
     layer  estimate (nats²)    [low, high]

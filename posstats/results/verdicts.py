@@ -69,19 +69,12 @@ CRITERIA = {
 class Rule:
     """What an estimate is held against.
 
-    Attributes
-    ----------
-    kind : {"above", "below", "contains", "at least", "at most"}
-        The interval lies above or below the value, or contains it; its lower limit reaches the value; the estimate, a
-        largest deviation without an interval, does not exceed it.
-    value : float
-
-    Examples
-    --------
     >>> str(Rule("above", 0.0)), Rule.parse("at most 0.001")
     ('above 0', Rule(kind='at most', value=0.001))
     """
 
+    #: "above", "below", "contains": the interval lies above or below the value, or contains it; "at least": its lower
+    #: limit reaches the value; "at most": the estimate, a largest deviation without an interval, does not exceed it.
     kind: str
     value: float
 
@@ -100,21 +93,8 @@ class Rule:
 
 
 def verdict(estimate: float, low: float, high: float, rule: Rule) -> str:
-    """Verdict of one part of a criterion.
+    """Verdict of one part of a criterion: "supported" or "contradicted" if the interval decides, else "inconclusive".
 
-    Parameters
-    ----------
-    estimate, low, high : float
-        As printed; NaN where there is none.
-    rule : Rule
-
-    Returns
-    -------
-    str
-        "supported" or "contradicted" where the interval decides, else "inconclusive".
-
-    Examples
-    --------
     >>> verdict(0.3, 0.1, 0.5, Rule("above", 0.0)), verdict(-0.3, -0.5, -0.1, Rule("above", 0.0))
     ('supported', 'contradicted')
     >>> verdict(0.3, -0.1, 0.7, Rule("above", 0.0))
@@ -137,20 +117,10 @@ def verdict(estimate: float, low: float, high: float, rule: Rule) -> str:
 
 
 def combined(verdicts: Sequence[str]) -> str:
-    """Verdict of a claim from its parts.
+    """Verdict of a claim from those of its parts, at least one.
 
-    Parameters
-    ----------
-    verdicts : sequence of str
-        Of its parts, at least one.
+    "contradicted" if a part is; else "not testable here" if a part is; "supported" if all are; else "inconclusive".
 
-    Returns
-    -------
-    str
-        "contradicted" if a part is; else "not testable here" if a part is; "supported" if all are; else "inconclusive".
-
-    Examples
-    --------
     >>> combined(["supported", "supported"]), combined(["supported", "not testable here", "contradicted"])
     ('supported', 'contradicted')
     """
@@ -162,37 +132,26 @@ def combined(verdicts: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What one part of a criterion rests on, in one model.
+    """What one part of a criterion rests on, in one model."""
 
-    Attributes
-    ----------
-    claim, part : str
-        Keys of :data:`CRITERIA`.
-    quantity, unit : str
-        What is estimated.
-    rule : Rule, optional
-        Absent where it cannot be tested; `reason` then says what to add to the dump.
-    condition : str
-    estimate, low, high, p : float
-        NaN where there is none.
-    n, runs : int
-        Documents and training runs.
-    reason : str
-        What is to be known beside the numbers.
-    """
-
+    #: Keys of :data:`CRITERIA`.
     claim: str
     part: str
+    #: What is estimated.
     quantity: str
     unit: str = "1"
+    #: Absent where it cannot be tested; `reason` then says what to add to the dump.
     rule: Rule | None = None
     condition: str = BASELINE
+    #: NaN where there is none.
     estimate: float = float("nan")
     low: float = float("nan")
     high: float = float("nan")
     p: float = float("nan")
+    #: Documents and training runs.
     n: int = 0
     runs: int = 1
+    #: What is to be known beside the numbers.
     reason: str = ""
 
     @property

@@ -20,69 +20,41 @@ from posstats.stats.pair_products.terms import Array
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Components wanted of every head; the absence of the first one is tested.
+    """Components wanted of every head; the absence of the first one is tested."""
 
-    Attributes
-    ----------
-    kernel : callable
-        Sufficient statistics of heads, as :func:`posstats.stats.pair_products.components.share_statistics`.
-    queries, offsets : ndarray of int
-        The bin.
-    """
-
+    #: Sufficient statistics of heads, as :func:`posstats.stats.pair_products.components.share_statistics`.
     kernel: Callable[[LayerField, NDArray[np.int64], NDArray[np.int64]], Statistics]
+    #: The bin.
     queries: NDArray[np.int64]
     offsets: NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class HeadValues:
-    """Components of one recipe for some heads of a layer.
+    """Components of one recipe for some heads of a layer."""
 
-    Attributes
-    ----------
-    value : ndarray, shape (weights, head, component)
-        At all documents; without each document; without each pair of documents.
-    products : ndarray, shape (head, document, document)
-        Products of the first component.
-    """
-
+    #: (weights, head, component): at all documents; without each document; without each pair of documents.
     value: Array
+    #: (head, document, document): products of the first component.
     products: Array
 
 
 @dataclass(frozen=True, slots=True)
 class LayerSums:
-    """Components of one recipe, summed over the heads of each layer.
+    """Components of one recipe, summed over the heads of each layer."""
 
-    Attributes
-    ----------
-    value : ndarray, shape (weights, layer, component)
-        At all documents; without each document; without each pair of documents.
-    products : ndarray, shape (document, document)
-        Products of the first component, summed over heads and layers, for
-        :func:`posstats.stats.inference.sign_flips.sign_flip_test`.
-    """
-
+    #: (weights, layer, component): at all documents; without each document; without each pair of documents.
     value: Array
+    #: (document, document): products of the first component, summed over heads and layers, for
+    #: :func:`posstats.stats.inference.sign_flips.sign_flip_test`.
     products: Array
 
 
 def head_values(field: LayerField, recipes: Sequence[Recipe], pairs: NDArray[np.int64]) -> list[HeadValues]:
-    """Evaluate recipes from all documents, and with one and with two documents left out.
+    """Evaluate each recipe from all documents, and with one and with two documents left out.
 
-    Parameters
-    ----------
-    field : LayerField
-        Some heads of a layer.
-    recipes : sequence of Recipe
-    pairs : ndarray of int, shape (pair, 2)
-        Documents left out together (:func:`posstats.stats.inference.resample.document_pairs`); may be empty.
-
-    Returns
-    -------
-    list of HeadValues
-        One per recipe.
+    `field` holds some heads of a layer; `pairs`, (pair, 2), are documents left out together
+    (:func:`posstats.stats.inference.resample.document_pairs`) and may be empty.
     """
     statistics = [one.kernel(field, one.queries, one.offsets) for one in recipes]
     found = evaluate(statistics, leave_out_weights(len(field.sequences), pairs))
@@ -93,18 +65,7 @@ def head_values(field: LayerField, recipes: Sequence[Recipe], pairs: NDArray[np.
 
 
 def layer_sums(layers: Iterable[Sequence[Sequence[HeadValues]]]) -> list[LayerSums]:
-    """Sum over the heads of each layer, and products over layers too.
-
-    Parameters
-    ----------
-    layers : iterable of sequence of sequence of HeadValues
-        Of each layer its blocks of heads; of each block one per recipe.
-
-    Returns
-    -------
-    list of LayerSums
-        One per recipe.
-    """
+    """Sum each recipe over the heads of each layer, products over layers too; a layer holds blocks of heads."""
     values: list[list[Array]] = []
     products: list[Array] = []
     for blocks in layers:
@@ -122,21 +83,8 @@ def layer_sums(layers: Iterable[Sequence[Sequence[HeadValues]]]) -> list[LayerSu
 def depth_slope(by_layer: Array) -> Array:
     """Least-squares slope on relative depth, ``layer / (L - 1)``: the change from the first layer to the last.
 
-    Parameters
-    ----------
-    by_layer : ndarray, shape (..., layer)
+    (..., layer) gives (...). Raises DesignError with fewer than 2 layers.
 
-    Returns
-    -------
-    ndarray, shape (...)
-
-    Raises
-    ------
-    DesignError
-        With fewer than 2 layers.
-
-    Examples
-    --------
     >>> float(depth_slope(np.array([1.0, 1.5, 2.0])))
     1.0
     """
@@ -150,23 +98,15 @@ def depth_slope(by_layer: Array) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class RunValues:
-    """Values of the runs of one architecture, all read on the same documents.
+    """Values of the runs of one architecture, all read on the same documents."""
 
-    Attributes
-    ----------
-    at_all : ndarray, shape (run, value)
-        From all documents.
-    left_out : ndarray, shape (document, run, value)
-        Without each document.
-    pairs : ndarray of int, shape (pair, 2)
-        Documents left out together; none for the plain jackknife.
-    pair_left_out : ndarray, shape (pair, run, value)
-        Without both.
-    """
-
+    #: (run, value): from all documents.
     at_all: Array
+    #: (document, run, value): without each document.
     left_out: Array
+    #: (pair, 2): documents left out together; none for the plain jackknife.
     pairs: NDArray[np.int64]
+    #: (pair, run, value): without both.
     pair_left_out: Array
 
     @classmethod
@@ -182,22 +122,16 @@ class RunValues:
 
 @dataclass(frozen=True, slots=True)
 class Contrast:
-    """An estimate over runs and documents; every field is (value,).
+    """An estimate over runs and documents; every field is (value,)."""
 
-    Attributes
-    ----------
-    estimate, se, low, high, p, df : ndarray
-        Mean over runs (or its difference), standard error, t interval, two-sided p-value of 0, degrees of freedom.
-    se_documents, se_runs : ndarray
-        The two parts of the standard error; the latter is 0 where runs were not replicated.
-    """
-
+    #: Mean over runs (or its difference), standard error, t interval, two-sided p-value of 0, degrees of freedom.
     estimate: Array
     se: Array
     low: Array
     high: Array
     p: Array
     df: Array
+    #: The two parts of the standard error; the latter is 0 where runs were not replicated.
     se_documents: Array
     se_runs: Array
 
@@ -219,39 +153,15 @@ def contrast_runs(
     belongs to one document in one run is in both, so that the sum errs on the long side. Degrees of freedom by
     Satterthwaite: ``variance^2 / sum(part^2 / df)`` over the parts, ``k - 1`` each for runs.
 
-    Parameters
-    ----------
-    sides : sequence of RunValues
-        One or two.
-    same_documents : bool
-        Whether both sides were read on the same documents, which are then left out of both.
-    pair_runs : bool
-        Whether run r of one side belongs with run r of the other.
-    method : {"corrected_jackknife", "jackknife"}
-        Jackknife over documents.
-    level : float
-        Confidence level.
-    squared : bool
-        Whether the value is a mean of squares (see :func:`posstats.stats.inference.resample.interval`); of use for
-        one side without replicated runs.
+    `method` is the jackknife over documents, "corrected_jackknife" or "jackknife". With `pair_runs`, run r of one side
+    belongs with run r of the other. `squared` says that the value is a mean of squares (see
+    :func:`posstats.stats.inference.resample.interval`), which is of use for one side without replicated runs. Raises
+    DesignError if runs are replicated on one side only, or paired runs differ in number.
 
-    Returns
-    -------
-    Contrast
-
-    Raises
-    ------
-    DesignError
-        If runs are replicated on one side only, or paired runs differ in number.
-
-    Notes
-    -----
     The two-way form for crossed samples, without the subtraction of the interaction, which can leave a negative
     variance: A. B. Owen (2007), The pigeonhole bootstrap, Annals of Applied Statistics 1, 386-411,
     doi:10.1214/07-AOAS122. Degrees of freedom: F. E. Satterthwaite (1946), doi:10.2307/3002019.
 
-    Examples
-    --------
     >>> rng = np.random.default_rng(0)
     >>> x = rng.normal(size=(30, 3, 1)) + rng.normal(size=(30, 1, 1))  # documents, runs
     >>> left_out = (x.sum(axis=0) - x) / 29

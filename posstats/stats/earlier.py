@@ -26,103 +26,63 @@ MASSIVE_RATIO = 1000.0
 
 @dataclass(frozen=True, slots=True)
 class LinearPosition:
-    """Linear regression of logits on offset and absolute position.
+    """Linear regression of logits on offset and absolute position."""
 
-    Attributes
-    ----------
-    r2_relative, r2_full : ndarray, (...)
-        R-squared with the offset alone, and with offset, query and key position.
-    delta : ndarray, (...)
-        ``r2_full - r2_relative``: the metric. NaN where the logits of a head do not vary.
-    rank, n_columns : int
-        Rank and number of columns of the full design, intercept included. They differ: query minus key is the offset,
-        so "position of the query" and "position of the key" are one column, and their coefficients mean nothing.
-    n_pairs : int
-        Pairs of query and key per sequence.
-    """
-
+    #: (...): R-squared with the offset alone, and with offset, query and key position.
     r2_relative: NDArray[np.float64]
     r2_full: NDArray[np.float64]
+    #: (...): ``r2_full - r2_relative``, the metric. NaN where the logits of a head do not vary.
     delta: NDArray[np.float64]
+    #: Rank and number of columns of the full design, intercept included. They differ: query minus key is the offset, so
+    #: "position of the query" and "position of the key" are one column, and their coefficients mean nothing.
     rank: int
     n_columns: int
+    #: Pairs of query and key per sequence.
     n_pairs: int
 
 
 @dataclass(frozen=True, slots=True)
 class DiagonalCentred:
-    """What is not relative in the mean logits.
+    """What is not relative in the mean logits."""
 
-    Attributes
-    ----------
-    rms : ndarray, (...)
-        Root mean square over pairs of the mean logit minus the mean of its diagonal, nats.
-    fraction : ndarray, (...)
-        Its sum of squares over that of the mean logit about its grand mean. NaN where the logits do not vary.
-    n_pairs : int
-        Pairs of query and key.
-    """
-
+    #: (...): root mean square over pairs of the mean logit minus the mean of its diagonal, nats.
     rms: NDArray[np.float64]
+    #: (...): its sum of squares over that of the mean logit about its grand mean. NaN where the logits do not vary.
     fraction: NDArray[np.float64]
+    #: Pairs of query and key.
     n_pairs: int
 
 
 @dataclass(frozen=True, slots=True)
 class SinkRate:
-    """Attention sinks at position 0.
+    """Attention sinks at position 0."""
 
-    Attributes
-    ----------
-    importance : ndarray, (sequence, ...)
-        Mean attention on position 0 over the queries, query 0 included.
-    by_head : ndarray, (...)
-        Share of the sequences in which the head is a sink head.
-    rate : float
-        Mean of ``by_head``: the share of heads that are sinks.
-    """
-
+    #: (sequence, ...): mean attention on position 0 over the queries, query 0 included.
     importance: NDArray[np.float64]
+    #: (...): share of the sequences in which the head is a sink head.
     by_head: NDArray[np.float64]
+    #: Mean of ``by_head``: the share of heads that are sinks.
     rate: float
 
 
 @dataclass(frozen=True, slots=True)
 class MassiveActivations:
-    """Massive activations.
+    """Massive activations."""
 
-    Attributes
-    ----------
-    flags : ndarray of bool, (..., token, hidden)
-        Which values are massive.
-    count : ndarray of int, (...)
-        How many are.
-    largest, median : ndarray, (...)
-        Largest and median magnitude of the hidden state, residual-stream units.
-    """
-
+    #: (..., token, hidden): which values are massive.
     flags: NDArray[np.bool_]
+    #: (...): how many are.
     count: NDArray[np.int64]
+    #: (...): largest and median magnitude of the hidden state, residual-stream units.
     largest: NDArray[np.float64]
     median: NDArray[np.float64]
 
 
 def explicit_offsets(scores: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Lay explicit query x key arrays out by offset, the form dumps record.
+    """Lay logits or log attention, (..., query, key), out by offset, the form dumps record; return it and the offsets.
 
-    Parameters
-    ----------
-    scores : array_like, (..., query, key)
-        Logits or log attention; keys after the query are ignored.
+    (..., query, offset): every offset 0 .. T-1, key 0 included; NaN where the key would lie before position 0.
 
-    Returns
-    -------
-    logit : ndarray, (..., query, offset)
-        Every offset 0 .. T-1, key 0 included; NaN where the key would lie before position 0.
-    offsets : ndarray of int, (offset,)
-
-    Examples
-    --------
     >>> explicit_offsets([[1.0, 0.0], [2.0, 3.0]])[0]
     array([[ 1., nan],
            [ 3.,  2.]])
@@ -156,11 +116,6 @@ def linear_position_r2(logit: ArrayLike, offsets: ArrayLike, sink_logit: ArrayLi
         Distances i - j of the offset axis.
     sink_logit : array_like, (sequence, ..., query), optional
         Logits on key 0, which recorded logits leave out; NaN where it is not visible.
-
-    Returns
-    -------
-    LinearPosition
-        ``...`` are the axes between sequence and query.
 
     Raises
     ------
@@ -203,36 +158,14 @@ def linear_position_r2(logit: ArrayLike, offsets: ArrayLike, sink_logit: ArrayLi
 def diagonal_centred(logit: ArrayLike, offsets: ArrayLike) -> DiagonalCentred:
     """What remains of the mean logits when the mean of every diagonal is subtracted.
 
-    Kim et al. show the map of these remainders, averaged over sequences and heads; ``rms`` and ``fraction`` are our
-    summaries of it, per head.
+    Arguments and errors are those of :func:`linear_position_r2`. Kim et al. (2025), "Behind RoPE: How Does Causal Mask
+    Encode Positional Information?", arXiv:2509.21042, show the map of these remainders, averaged over sequences and
+    heads; ``rms`` and ``fraction`` are our summaries of it, per head.
 
     What it cannot see: the denominator, and with it the causal mask's part of log attention. What it sees too much of:
     the noise that averaging over N sequences leaves, of variance sigma^2 / N, counts as position. Recorded logits lack
     key 0, so a sink enters only from :func:`explicit_offsets`.
 
-    Parameters
-    ----------
-    logit : array_like, (sequence, ..., query, offset)
-        As in :func:`linear_position_r2`.
-    offsets : array_like of int, (offset,)
-        Distances i - j of the offset axis.
-
-    Returns
-    -------
-    DiagonalCentred
-        ``...`` are the axes between sequence and query.
-
-    Raises
-    ------
-    InputError, NumericalError
-        As in :func:`linear_position_r2`.
-
-    References
-    ----------
-    Kim et al. (2025), "Behind RoPE: How Does Causal Mask Encode Positional Information?", arXiv:2509.21042.
-
-    Examples
-    --------
     >>> import numpy as np
     >>> position = np.arange(32)
     >>> relative = -np.sqrt(np.abs(position[:, None] - position))
@@ -256,36 +189,16 @@ def sink_rate(first_attention: ArrayLike, length: int | None = None, epsilon: fl
     """Share of heads whose mean attention on position 0 exceeds a threshold.
 
     ``importance = mean over i of A[i, 0]``; a head is a sink in a sequence if it exceeds ``epsilon``; the rate is the
-    mean over sequences and heads. Query 0 counts, where A is 1. Gu et al. use epsilon = 0.3 on 64 tokens.
+    mean over sequences and heads. Query 0 counts, where A is 1. Gu et al. (2025), "When Attention Sink Emerges in
+    Language Models: An Empirical View", arXiv:2410.10781, use epsilon = 0.3 on 64 tokens.
 
     What it cannot see: anything below or beyond the threshold; and it depends on the length, since the same head gives
     a smaller mean over more queries unless its attention is constant.
 
-    Parameters
-    ----------
-    first_attention : array_like, (sequence, ..., query)
-        Attention on position 0, in [0, 1]; 0 where it is not visible.
-    length : int, optional
-        Use the first ``length`` queries only; causal attention makes that exact. All by default.
-    epsilon : float
-        Threshold.
+    `first_attention`, (sequence, ..., query), is 0 where position 0 is not visible. The first `length` queries are
+    used, which causal attention makes exact; all by default. Raises InputError if there are not so many, or a value is
+    not an attention weight.
 
-    Returns
-    -------
-    SinkRate
-        ``...`` are the head axes.
-
-    Raises
-    ------
-    InputError
-        If there are not ``length`` queries, or a value is not an attention weight.
-
-    References
-    ----------
-    Gu et al. (2025), "When Attention Sink Emerges in Language Models: An Empirical View", arXiv:2410.10781.
-
-    Examples
-    --------
     >>> import numpy as np
     >>> uniform = 1 / np.arange(1, 65.0)  # no sink: mean 0.07
     >>> sink_rate(np.stack([uniform, np.full(64, 0.8)])[None]).by_head
@@ -309,34 +222,15 @@ def massive_activations(
 ) -> MassiveActivations:
     """Hidden values above 100 in magnitude and at least 1,000 times the median magnitude of their hidden state.
 
-    What it cannot see: whether attention uses them. And both thresholds are conventions: the first depends on the scale
-    of the residual stream, which differs between models by orders of magnitude.
+    Sun et al. (2024), "Massive Activations in Large Language Models", arXiv:2402.17762. What it cannot see: whether
+    attention uses them. And both thresholds are conventions: the first depends on the scale of the residual stream,
+    which differs between models by orders of magnitude.
 
-    Parameters
-    ----------
-    hidden : array_like, (..., token, hidden)
-        Residual stream of one sequence after one block: all tokens at hand. The median is over tokens and features. A
-        dump keeps position 0 alone (``trajectory``, as one token), whose own median stands in for the sequence's there.
-    magnitude, ratio : float
-        Thresholds.
+    `hidden`, (..., token, hidden), is the residual stream of one sequence after one block: all tokens at hand, over
+    which, and over features, the median is. A dump keeps position 0 alone (``trajectory``, as one token), whose own
+    median stands in for the sequence's there. Raises InputError without token and feature axes, NumericalError for a
+    value that is not finite.
 
-    Returns
-    -------
-    MassiveActivations
-
-    Raises
-    ------
-    InputError
-        If there are no token and feature axes.
-    NumericalError
-        If a value is not finite.
-
-    References
-    ----------
-    Sun et al. (2024), "Massive Activations in Large Language Models", arXiv:2402.17762.
-
-    Examples
-    --------
     >>> import numpy as np
     >>> hidden = np.random.default_rng(0).normal(scale=0.1, size=(4, 64))
     >>> hidden[0, 7] = -400.0

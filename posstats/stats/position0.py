@@ -20,31 +20,12 @@ _BLOCK_BYTES = 2**23
 def late_attention(
     sink_logit: Array, log_denominator_rest: Array, visible_keys: NDArray[np.integer], first: int = FIRST_SINK_QUERY
 ) -> Array:
-    """Mean attention on position 0 over the queries ``i >= first``.
+    """Mean attention on position 0, ``exp s[i, 0] / Z[i]``, over the queries ``i >= first``, shape (...).
 
-    Parameters
-    ----------
-    sink_logit : ndarray, shape (..., query)
-        ``s[i, 0]``, NaN where position 0 is not visible.
-    log_denominator_rest : ndarray, shape (..., query)
-        ``log Zrest[i]``, a learned sink included.
-    visible_keys : ndarray of int, shape (query,)
-        Keys visible to each query.
-    first : int
-        First query that counts; there must be one.
+    `sink_logit`, (..., query), is ``s[i, 0]``, NaN where position 0 is not visible, which counts as 0;
+    `log_denominator_rest`, (..., query), is ``log Zrest[i]``, a learned sink included. Raises NumericalError if a value
+    is not finite although position 0 is visible.
 
-    Returns
-    -------
-    ndarray, shape (...)
-        ``A0[i] = exp s[i, 0] / Z[i]``, averaged; 0 where position 0 is not visible.
-
-    Raises
-    ------
-    NumericalError
-        If a value is not finite although position 0 is visible.
-
-    Examples
-    --------
     >>> late_attention(np.zeros(4), np.log([1.0, 1.0, 3.0, 1.0]), np.arange(1, 5), first=2).round(3)
     np.float64(0.375)
     """
@@ -66,21 +47,11 @@ def queries_that_see_position_0(visible_keys: NDArray[np.integer], first: int = 
 
 
 def relative_distances(x: Array) -> Array:
-    """Relative distances ``||a - b|| / ((||a|| + ||b||) / 2)`` between all rows.
+    """Relative distances ``||a - b|| / ((||a|| + ||b||) / 2)`` between all rows of x, (sequence, sequence).
 
-    From differences: inner products, and the angles made of them, lose half of the digits between near vectors.
+    Between 0 and 2; 0 between two zero vectors. From differences: inner products, and the angles made of them, lose
+    half of the digits between near vectors.
 
-    Parameters
-    ----------
-    x : ndarray, shape (sequence, hidden)
-
-    Returns
-    -------
-    ndarray, shape (sequence, sequence)
-        Between 0 and 2; 0 between two zero vectors.
-
-    Examples
-    --------
     >>> relative_distances(np.array([[3.0, 4.0], [3.0, 4.0], [0.0, 5.0]])).round(3).tolist()
     [[0.0, 0.0, 0.632], [0.0, 0.0, 0.632], [0.632, 0.632, 0.0]]
     """
@@ -92,22 +63,10 @@ def relative_distances(x: Array) -> Array:
 
 
 def pair_mean_at(values: Array, chosen: NDArray[np.bool_], code: NDArray[np.int64], weights: Array) -> Array:
-    """Mean over chosen pairs of sequences from different documents, at document weights.
+    """Mean over chosen pairs of sequences from different documents, at document weights (replicate, document).
 
-    Parameters
-    ----------
-    values : ndarray, shape (sequence, sequence)
-        Symmetric.
-    chosen : ndarray of bool, shape (sequence, sequence)
-        Which pairs count; those within a document never do.
-    code : ndarray of int, shape (sequence,)
-        Document of each sequence, 0 .. G - 1.
-    weights : ndarray, shape (replicate, document)
-
-    Returns
-    -------
-    ndarray, shape (replicate,)
-        NaN in a replicate without such a pair.
+    `values`, (sequence, sequence), is symmetric; chosen pairs within a document never count. NaN in a replicate without
+    a pair.
     """
     member = np.eye(weights.shape[1])[code]
     counted = chosen & (code[:, None] != code)
@@ -125,44 +84,24 @@ class Displacement:
     of the reference logits, which all sequences share and which are re-estimated at every set of weights. The
     displacement of a head is ``mean over i, d of [ mean over pairs (n, m) of u_n[i,d] u_m[i,d] ]``, (n, m) from
     different documents.
-
-    Attributes
-    ----------
-    gram : ndarray, shape (head, document, document)
-        Mean over queries and offsets of products of per-document sums of x, zero diagonal.
-    by_query, by_offset : ndarray, shapes (document, head, query) and (document, head, offset)
-        Per-document sums of x, averaged over the offsets and over the queries.
-    fields : (LayerField, LayerField)
-        The condition and the baseline.
-    queries : ndarray of int
-        Analysed queries.
     """
 
+    #: (head, document, document): mean over queries and offsets of products of per-document sums of x, zero diagonal.
     gram: Array
+    #: (document, head, query) and (document, head, offset): per-document sums of x, averaged over the offsets and over
+    #: the queries.
     by_query: Array
     by_offset: Array
+    #: The condition and the baseline.
     fields: tuple[LayerField, LayerField]
+    #: Analysed queries.
     queries: NDArray[np.int64]
 
     @classmethod
     def of(cls, condition: LayerField, baseline: LayerField, queries: NDArray[np.int64]) -> "Displacement":
-        """Reduce one layer of two paired conditions.
+        """Reduce one layer of two paired conditions, the same sequences; all offsets must exist at every query.
 
-        Parameters
-        ----------
-        condition, baseline : LayerField
-            The same sequences.
-        queries : ndarray of int
-            Analysed queries; all offsets must exist at every one of them.
-
-        Returns
-        -------
-        Displacement
-
-        Raises
-        ------
-        NumericalError
-            If log attention is not finite at an analysed query.
+        Raises NumericalError if log attention is not finite at an analysed query.
         """
         both = [
             field.logit[:, :, queries] + (field.rest_share[:, :, queries] + field.rest[:, :, queries])[..., None]
@@ -181,27 +120,14 @@ class Displacement:
         return cls(gram, x.mean(axis=3), x.mean(axis=2), (condition, baseline), queries)
 
     def at(self, weights: Array) -> Array:
-        """Displacement of every head at document weights.
-
-        Parameters
-        ----------
-        weights : ndarray, shape (replicate, document)
-
-        Returns
-        -------
-        ndarray, shape (replicate, head)
-            Nats squared.
-        """
+        """Displacement of every head, (replicate, head), nats squared, at document weights (replicate, document)."""
         row_bytes = 8 * 8 * self.fields[0].lag_mean.shape[-1]  # both references, and what they are made of
         return evaluate_at(self._at, weights, _BLOCK_BYTES, row_bytes)
 
     def products(self) -> Array:
         """Products of whole per-document differences at the estimate: what a sign-flip test flips.
 
-        Returns
-        -------
-        ndarray, shape (head, document, document)
-            Symmetric, zero diagonal.
+        (head, document, document), symmetric, zero diagonal.
         """
         n = self.fields[0].sequences
         f, r = (one[0] for one in self._shared(np.ones((1, len(n)))))

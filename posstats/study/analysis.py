@@ -71,31 +71,11 @@ def run_analyses(
     scheduler: str | None = None,
     show: bool = True,
 ) -> Table:
-    """Ask every question of every dump and write the answers.
+    """Ask every question of every dump (name -> file), write the answers and return the headline table.
 
-    Parameters
-    ----------
-    config : AnalysisConfig
-        Its `analyses`, `inference` and `run` are used.
-    dumps : mapping of str to Path
-        Name of a dump -> its file.
-    folder : Path
-        Tables and figures go to a folder per dump in it; the headline table to itself.
-    scheduler : str, optional
-        Address of a ``dask.distributed`` scheduler whose workers do the work; results do not depend on it.
-    show : bool
-        Whether to show progress.
-
-    Returns
-    -------
-    Table
-        The headline table.
-
-    Raises
-    ------
-    PosstatsError
-        If a dump cannot be read, an analysis file is missing or defines no `analyse`, or the data do not support an
-        estimate.
+    Tables and figures go to a folder per dump in `folder`; the headline table to itself. `scheduler` is the address of
+    a ``dask.distributed`` scheduler whose workers do the work; results do not depend on it. Raises PosstatsError if a
+    dump cannot be read, an analysis file is missing or defines no `analyse`, or the data do not support an estimate.
     """
     files = _files(config)
     tasks = list(_tasks(config, dumps, files, folder, scheduler))
@@ -158,16 +138,9 @@ def outstanding(config: AnalysisConfig, dumps: Mapping[str, Path | None], folder
 def changes(config: AnalysisConfig, dumps: Mapping[str, Path], folder: Path) -> dict[tuple[str, str], list[str]]:
     """Return what has changed, since the answers were computed, of what they rest on.
 
-    Parameters
-    ----------
-    config, dumps, folder
-        As for :func:`run_analyses`. Of a dump whose file is not there, settings and code are looked at.
-
-    Returns
-    -------
-    dict of (str, str) to list of str
-        Question and dump -> those of "recording", "settings" and "code" (its own, the analysis file's, the versions of
-        the libraries) that have changed; questions that have a current answer, or none, are left out.
+    (question, dump) -> those of "recording", "settings" and "code" (its own, the analysis file's, the versions of the
+    libraries) that have changed; questions that have a current answer, or none, are left out. Of a dump whose file is
+    not there, settings and code are looked at.
     """
     found: dict[tuple[str, str], list[str]] = {}
     for task in _tasks(config, dumps, _files(config), folder, absent=True):

@@ -91,30 +91,12 @@ SECTIONS: dict[str, type] = {
 def load_config(
     path: str | Path, profile: str | None = None, model: str | None = None, bos_token: str | int | None = None
 ) -> AnalysisConfig:
-    """Read a configuration.
+    """Read a configuration; what the TOML file leaves out has its default.
 
-    Parameters
-    ----------
-    path : str or Path
-        The TOML file.
-    profile : str, optional
-        Name of a profile: the tables under ``[profile.NAME]`` replace entries of the sections of the same name.
-    model : str, optional
-        A model to use in place of the configured one.
-    bos_token : str or int, optional
-        A BOS token to use in place of the configured one, by spelling or id.
-
-    Returns
-    -------
-    AnalysisConfig
-        Checked values; what the file leaves out has its default. Dumps and results of a file that is not called
-        default.toml have a folder of its name below those it names, and a model that is a folder or file here has one
-        spelling.
-
-    Raises
-    ------
-    InputError
-        If the file cannot be read, or has an unknown section or key, a value of the wrong type, or no such profile.
+    The tables under ``[profile.NAME]`` replace entries of the sections of the same name; `model` and `bos_token`
+    replace the configured ones. Dumps and results of a file that is not called default.toml have a folder of its name
+    below those it names, and a model that is a folder or file here has one spelling. Raises InputError if the file
+    cannot be read, or has an unknown section or key, a value of the wrong type, or no such profile.
     """
     path = Path(path)
     try:
@@ -185,15 +167,8 @@ def _sections(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def options() -> dict[str, Any]:
-    """Every option there is, as "section.key", and its default.
+    """Every option there is, as "section.key", and its default; None where leaving it out has a meaning of its own.
 
-    Returns
-    -------
-    dict
-        Option -> default value; None where leaving it out has a meaning of its own.
-
-    Examples
-    --------
     >>> options()["sequences.n"]
     48
     """

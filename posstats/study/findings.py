@@ -61,8 +61,6 @@ class Quantity:
     def noted(self, note: str) -> "Quantity":
         """Return the line with more to be kept in mind, after what its note says already.
 
-        Examples
-        --------
         >>> Quantity("share", "fraction", 0.5, note="few documents").noted("chance 0.125").note
         'few documents; chance 0.125'
         """

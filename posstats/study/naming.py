@@ -15,8 +15,6 @@ def plain(name: str) -> str:
 
     Of what letters of other scripts and signs leave, a digest tells the names apart.
 
-    Examples
-    --------
     >>> plain("org/Some-Model"), plain("<|bos|>")
     ('org-some-model', 'bos-051b499d')
     """
@@ -59,8 +57,6 @@ def _place(name: str) -> Path | None:
 def own_folder(folder: str, config: Path) -> str:
     """Folder of what a configuration makes, below the folder that it names: another one makes other things.
 
-    Examples
-    --------
     >>> [own_folder("data", Path(name)) for name in ("analyses/default.toml", "analyses/mine.toml")]
     ['data', 'data/mine']
     >>> own_folder("data/mine", Path("analyses/mine.toml"))

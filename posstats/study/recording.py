@@ -41,25 +41,10 @@ def record_dumps(
     shard: tuple[int, int] | None = None,
     show: bool = True,
 ) -> None:
-    """Record dumps with one model; those that are there with the same settings are reused.
+    """Record dumps (file -> where its tokens come from) with one model; those there with the same settings are reused.
 
-    Parameters
-    ----------
-    config : AnalysisConfig
-        Its `model`, `sequences`, `record` and `run` are used.
-    dumps : mapping of Path to DumpConfig
-        File -> where its tokens come from.
-    overwrite : bool
-        Whether a dump with other settings is replaced.
-    shard : (int, int), optional
-        (k, n): record the k-th of n shares of each dump.
-    show : bool
-        Whether to show progress.
-
-    Raises
-    ------
-    PosstatsError
-        If torch or transformers is not installed, or as ``posstats.load_model`` and ``posstats.dump`` do.
+    `overwrite` replaces a dump with other settings; `shard`, (k, n), records the k-th of n shares of each dump. Raises
+    PosstatsError if torch or transformers is not installed, or as ``posstats.load_model`` and ``posstats.dump`` do.
     """
     for given in _prepared(config, dumps, overwrite, shard):
         from posstats.dumping.run import dump
@@ -80,20 +65,8 @@ def record_shares(
 
     A share whose worker is lost is taken up where it stopped by another one. The files are those of
     :func:`record_dumps`, provided that workers compute alike, and find this folder and all files under the same names.
-
-    Parameters
-    ----------
-    config, dumps, overwrite, show
-        As for :func:`record_dumps`.
-    scheduler : str
-        Address of the scheduler.
-    shares : int, optional
-        Shares of each dump; by default one per worker.
-
-    Raises
-    ------
-    PosstatsError
-        As :func:`record_dumps`; or if the scheduler does not answer or workers are lost again and again.
+    `scheduler` is an address; there is one share of each dump per worker by default. Raises as :func:`record_dumps`, or
+    if the scheduler does not answer or workers are lost again and again.
     """
     with connected(scheduler) as client:
         n = shares or max(1, len(client.nthreads()))

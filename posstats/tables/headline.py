@@ -31,21 +31,9 @@ _PARTICULARS = re.compile(r",| by | under | from ")
 
 
 def headline_table(rows: Sequence[Mapping[str, Any]], dumps: Mapping[str, Path], level: float) -> Table:
-    """Make the headline table.
+    """Make the headline table; its footnotes say what every line rests on.
 
-    Parameters
-    ----------
-    rows : sequence of mapping
-        Lines, as :class:`posstats.study.findings.Quantity` has them, each with its `dump`.
-    dumps : mapping of str to Path
-        Name of a dump -> its file.
-    level : float
-        Confidence level of the intervals.
-
-    Returns
-    -------
-    Table
-        Its footnotes say what every line rests on.
+    Rows are lines as :class:`posstats.study.findings.Quantity` has them, each with its `dump`; dumps are name -> file.
     """
     frame = pd.DataFrame(rows, columns=_COLUMNS)
     # Counts stay whole numbers beside estimates.
@@ -81,11 +69,8 @@ def _shared(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 def describe(dataset: xr.Dataset) -> dict[str, object]:
     """Return what a dump is, as data and in a line.
 
-    Returns
-    -------
-    dict
-        `model`, whether it is `simulated`, `n_sequences`, `n_tokens`, `n_documents`, `warnings` (what makes intervals
-        less reliable, a list of str), and `description`, all of it in words.
+    `model`, whether it is `simulated`, `n_sequences`, `n_tokens`, `n_documents`, `warnings` (what makes intervals less
+    reliable, a list of str), and `description`, all of it in words.
     """
     documents = len(set(dataset.document.values.tolist()))
     model = model_name(model_of(dataset))

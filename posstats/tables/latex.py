@@ -14,8 +14,6 @@ _ESCAPED = {
 def tex(text: str) -> str:
     r"""Text on one line, with what means something to LaTeX escaped.
 
-    Examples
-    --------
     >>> print(tex('two-sided test of "the share is 0", 95% intervals'))
     two-sided test of ``the share is 0'', 95\% intervals
     """
@@ -32,8 +30,6 @@ def tex_text(cell: str) -> str:
 def tex_number(cell: str) -> str:
     r"""A cell of a column of numbers, which are typeset as mathematics.
 
-    Examples
-    --------
     >>> [tex_number(cell) for cell in ("0.500", "-0.500", "3.20e-09", "<1e-6", "–")]
     ['0.500', '$-0.500$', '$3.20 \\times 10^{-9}$', '$<10^{-6}$', '--']
     """

@@ -239,7 +239,8 @@ class TestClaims:
         assert (code, err) == (0, "")
         assert "agrees with" in out
         assert "not testable here" in out
-        assert {file.name for file in (tmp_path / "tables").iterdir()} == {"claims.csv", "claims.md", "claims.tex"}
+        endings = {file.suffix for file in (tmp_path / "tables").glob("claims.*")}
+        assert endings == {".csv", ".json", ".md", ".tex"}
 
     def test_scripts(self, run, simulated):
         code, out, _ = run("claims", simulated, *self.QUICK, "--json")
@@ -258,7 +259,7 @@ class TestClaims:
     def test_mistakes(self, mistake, simulated, tmp_path):
         for arguments, message in (
             ([tmp_path / "none.h5"], "there is no dump"),
-            ([simulated, "-w", "C9"], "Unknown claims C9"),
+            ([simulated, "-w", "C9"], "there is no C9"),
             ([simulated, "--json", "--csv"], "not both"),
             ([simulated, "--level", 2], "level"),
         ):

@@ -13,6 +13,7 @@ from posstats.dataset import store
 from posstats.dataset.store import check_schema, open_dump, parts_folder, write_dump
 from posstats.errors import DumpError
 from posstats.vocabulary import COORDINATES, SCHEMA_VERSION, VARIABLES
+from tests.refused import refused
 
 SIZES = {
     "condition": 2, "sequence": 7, "layer": 3, "head": 2, "query": 19, "offset": 2, "lag": 19, "depth": 4, "hidden": 8,
@@ -157,8 +158,7 @@ def test_a_failed_write_leaves_the_old_dump(path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(store, "_compressed_chunk", full)
-    with pytest.raises(DumpError, match=r"cannot write .*example\.h5: No space left on device"):
-        write_dump(example(seed=1), path)
+    refused(DumpError, r"cannot write .*example\.h5: No space left on device", write_dump, example(seed=1), path)
     assert path.read_bytes() == before
     assert [p.name for p in path.parent.iterdir()] == ["example.h5"]
 
@@ -192,8 +192,7 @@ def test_the_errors_of_h5py_are_ours(path, monkeypatch):
         raise RuntimeError(message)
 
     monkeypatch.setattr(store, "_put_oldest", fail)
-    with pytest.raises(DumpError, match=r"cannot write .*example\.h5: No space left on device$"):
-        write_dump(example(seed=1), path)
+    refused(DumpError, r"cannot write .*example\.h5: No space left on device$", write_dump, example(seed=1), path)
     assert path.read_bytes() == before
     assert [p.name for p in path.parent.iterdir()] == ["example.h5"]
 
@@ -217,37 +216,30 @@ def test_links_are_followed(path, tmp_path):
     assert parts_folder(link) == real.with_name("real.h5.parts")
     link.unlink()
     link.symlink_to("link.h5")
-    with pytest.raises(DumpError, match=r"cannot write .*link\.h5"):
-        write_dump(example(), link / "below.h5")
+    refused(DumpError, r"cannot write .*link\.h5", write_dump, example(), link / "below.h5")
 
 
 def test_unwritable_folder(tmp_path):
-    with pytest.raises(DumpError, match="cannot write"):
-        write_dump(example(), tmp_path / "missing" / "a.h5")
+    refused(DumpError, "cannot write", write_dump, example(), tmp_path / "missing" / "a.h5")
 
 
 @pytest.mark.parametrize("keep", [0, 100, 5000, -1])
 def test_truncated_file(path, keep):
     whole = path.read_bytes()
     path.write_bytes(whole[:keep])
-    with pytest.raises(DumpError, match=r"damaged or truncated|not an HDF5 file"):
-        open_dump(path)
+    refused(DumpError, r"damaged or truncated|not an HDF5 file", open_dump, path)
 
 
 def test_not_a_dump(tmp_path):
-    with pytest.raises(DumpError, match="there is no dump"):
-        open_dump(tmp_path / "none.h5")
+    refused(DumpError, "there is no dump", open_dump, tmp_path / "none.h5")
     text = tmp_path / "text.h5"
     text.write_text("not HDF5")
-    with pytest.raises(DumpError, match="not an HDF5 file"):
-        open_dump(text)
+    refused(DumpError, "not an HDF5 file", open_dump, text)
     other = tmp_path / "other.h5"
     xr.Dataset({"a": ("x", [1.0])}).to_netcdf(other, engine="h5netcdf")
-    with pytest.raises(DumpError, match="not a posstats dump"):
-        open_dump(other)
+    refused(DumpError, "not a posstats dump", open_dump, other)
     (tmp_path / "begun.h5.parts").mkdir()
-    with pytest.raises(DumpError, match="not finished"):
-        open_dump(tmp_path / "begun.h5")
+    refused(DumpError, "not finished", open_dump, tmp_path / "begun.h5")
 
 
 @pytest.mark.parametrize(
@@ -260,8 +252,7 @@ def test_not_a_dump(tmp_path):
     ],
 )
 def test_schema_is_checked(change, message):
-    with pytest.raises(DumpError, match=message):
-        check_schema(change(example().assign_attrs(schema_version=SCHEMA_VERSION)))
+    refused(DumpError, message, check_schema, change(example().assign_attrs(schema_version=SCHEMA_VERSION)))
 
 
 def test_lazy_arrays_travel_to_other_processes(path):
@@ -285,8 +276,7 @@ def test_another_file_of_the_same_name_is_refused_elsewhere(path, at):
         write_dump(example(seed=1), path)
     else:
         path.write_bytes(path.read_bytes() + b"\0")
-    with pytest.raises(DumpError, match="is not the file that was opened"):
-        pickle.loads(travelling)
+    refused(DumpError, "is not the file that was opened", pickle.loads, travelling)
 
 
 def test_a_damaged_chunk(tmp_path):

@@ -17,6 +17,7 @@ from posstats.dumping.run.options import RecordOptions
 from posstats.dumping.run.plan import make_plan
 from posstats.errors import DumpError, ModelError
 from tests import tiny
+from tests.refused import refused
 
 LENGTH = 24
 
@@ -89,8 +90,7 @@ class TestSettings:
         sequences = ps.random_sequences(tiny.tokenizer(), n=5, length=LENGTH)
         llama.model.layers[1].self_attn.register_forward_hook(lambda _m, _a, output: (0 * output[0], *output[1:]))
         path = ps.dump(llama, sequences, tmp_path / "x.h5", offsets=[0], progress=False)
-        with pytest.raises(DumpError, match="other settings"):
-            ps.dump(llama, sequences, path, offsets=[0], progress=False)
+        refused(DumpError, "other settings", ps.dump, llama, sequences, path, offsets=[0], progress=False)
 
     def test_an_adapter_switched_off_is_another_model(self, llama):
         peft = pytest.importorskip("peft")
@@ -139,13 +139,11 @@ class TestRefused:
         AttentionInterface.register("cold", cold)
         AttentionMaskInterface.register("cold", sdpa_mask)
         llama.set_attn_implementation("cold")
-        with pytest.raises(ModelError, match="computes its attention by 'cold'"):
-            record(llama)
+        refused(ModelError, "computes its attention by 'cold'", record, llama)
 
     def test_an_exchanged_sdpa(self, llama, monkeypatch):
         monkeypatch.setitem(AttentionInterface._global_mapping, "sdpa", lambda *_, **__: None)
-        with pytest.raises(ModelError, match="which is not transformers' own"):
-            record(llama)
+        refused(ModelError, "which is not transformers' own", record, llama)
 
     def test_sparse_attention(self):
         """Which keys it chooses reaches its attention function beside the mask."""
@@ -157,13 +155,11 @@ class TestRefused:
             index_head_dim=16, index_topk=8,
         )  # fmt: skip
         model = transformers.AutoModelForCausalLM.from_config(config).eval()
-        with pytest.raises(ModelError, match="hands indices to its attention"):
-            record(model)
+        refused(ModelError, "hands indices to its attention", record, model)
 
     def test_one_block_in_two_places(self, llama):
         llama.model.layers[2] = llama.model.layers[0]
-        with pytest.raises(ModelError, match="one block in several places"):
-            record(llama)
+        refused(ModelError, "one block in several places", record, llama)
 
     def test_a_block_that_calls_attention_twice_and_one_that_never_does(self, llama):
         class Twice(torch.nn.Module):
@@ -180,8 +176,7 @@ class TestRefused:
 
         llama.model.layers[0].self_attn = Twice(llama.model.layers[0].self_attn)
         llama.model.layers[1].self_attn = Never()
-        with pytest.raises(ModelError, match="first 1 blocks of LlamaForCausalLM called attention 2 times"):
-            record(llama)
+        refused(ModelError, "first 1 blocks of LlamaForCausalLM called attention 2 times", record, llama)
 
     def test_a_model_that_is_being_recorded(self, llama):
         with Recorder(llama, length=LENGTH, offsets=(0,)), pytest.raises(ModelError, match="being recorded already"):

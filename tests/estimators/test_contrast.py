@@ -9,6 +9,7 @@ from posstats.errors import DesignError, FewDocumentsWarning, InputError, Numeri
 from posstats.results.claims import ContrastResult
 from posstats.stats.contrast import RunValues, contrast_runs, depth_slope
 from posstats.stats.synthetic.design import Effects
+from tests.refused import refused
 
 SIZE = {"n": 24, "length": 40, "layers": 3, "heads": 2, "offsets": (0, 1, 2)}
 QUICK = {"n_permutations": 199}
@@ -217,32 +218,23 @@ class TestRuns:
         assert row.se_runs == pytest.approx(np.std(differences, ddof=1) / np.sqrt(3))
 
     def test_refusals(self, runs, pair):
-        with pytest.raises(DesignError, match="replicated on one side only"):
-            ps.contrast(pair[0], runs[1], **QUICK)
-        with pytest.raises(DesignError, match="as many on both sides"):
-            ps.contrast(runs[0][:2], runs[1], pair_runs=True, **QUICK)
-        with pytest.raises(DesignError, match="the same sequences"):
-            ps.contrast([pair[0], dump(1.0, seed=9)], runs[1], **QUICK)
-        with pytest.raises(DesignError, match="number of layers and heads"):
-            ps.contrast([pair[0], dump(1.0, heads=3)], runs[1], **QUICK)
-        with pytest.raises(DesignError, match="same weights occur twice"):
-            ps.contrast([runs[0][0], runs[0][0].copy()], runs[1], **QUICK)
+        refused(DesignError, "replicated on one side only", ps.contrast, pair[0], runs[1], **QUICK)
+        refused(DesignError, "as many on both sides", ps.contrast, runs[0][:2], runs[1], pair_runs=True, **QUICK)
+        refused(DesignError, "the same sequences", ps.contrast, [pair[0], dump(1.0, seed=9)], runs[1], **QUICK)
+        refused(DesignError, "number of layers and heads", ps.contrast, [pair[0], dump(1.0, heads=3)], runs[1], **QUICK)
+        refused(DesignError, "same weights occur twice", ps.contrast, [runs[0][0], runs[0][0].copy()], runs[1], **QUICK)
         same = [ds.assign_attrs(weights_sha256="abc") for ds in runs[0]]
-        with pytest.raises(DesignError, match="same weights occur twice"):
-            ps.contrast(same, runs[1], **QUICK)
+        refused(DesignError, "same weights occur twice", ps.contrast, same, runs[1], **QUICK)
 
 
 class TestDesign:
     def test_lengths_and_offsets_must_agree(self, pair):
-        with pytest.raises(DesignError, match="32 and of 40 tokens"):
-            ps.contrast(pair[0], dump(length=32))
-        with pytest.raises(DesignError, match="dump the same offsets"):
-            ps.contrast(pair[0], dump(offsets=(0, 1)))
+        refused(DesignError, "32 and of 40 tokens", ps.contrast, pair[0], dump(length=32))
+        refused(DesignError, "dump the same offsets", ps.contrast, pair[0], dump(offsets=(0, 1)))
 
     def test_kinds_are_not_mixed_unsaid(self, pair):
         variant = pair[1].assign_attrs(model_kind="inference-time variant", model_variant="ntk_factor=8")
-        with pytest.raises(DesignError, match="allow_mixed=True"):
-            ps.contrast(pair[0], variant)
+        refused(DesignError, "allow_mixed=True", ps.contrast, pair[0], variant)
         result = ps.contrast(pair[0], variant, quantities=["share"], allow_mixed=True, **QUICK)
         assert "models of different kinds are compared: inference-time variant, trained" in result.notes
         adapted = pair[1].assign_attrs(model_kind="adapted")
@@ -252,8 +244,7 @@ class TestDesign:
         "attrs", [{"inference_time_window": 64}, {"layer_types": '["full_attention", "sliding_attention"]'}]
     )
     def test_a_window_must_bind(self, pair, attrs):
-        with pytest.raises(DesignError, match="never binds"):
-            ps.contrast(pair[0], pair[1].assign_attrs(attrs))
+        refused(DesignError, "never binds", ps.contrast, pair[0], pair[1].assign_attrs(attrs))
         narrow = dump(window=8).assign_attrs(attrs)
         assert len(ps.contrast(pair[0], narrow, quantities=["share"], **QUICK).table) == 6
 
@@ -269,16 +260,11 @@ class TestDesign:
             ({"labels": ("x", "x")}, "two different names"),
             ({"adjust": "none"}, "'bh', 'by', 'holm'"),
         ]:
-            with pytest.raises(InputError, match=message):
-                ps.contrast(*pair, **options)
-        with pytest.raises(DesignError, match=r"\[2, 17\) is no bin"):
-            ps.contrast(*pair, slope_queries=(2, 17))
-        with pytest.raises(DesignError, match="at least 2 layers"):
-            ps.contrast(dump(layers=1), dump(layers=1), quantities=["slope"])
-        with pytest.raises(InputError, match="on either side"):
-            ps.contrast(pair[0], [])
-        with pytest.raises(InputError, match="lacks token_id"):
-            ps.contrast(ps.decompose(pair[0]), pair[1])
+            refused(InputError, message, ps.contrast, *pair, **options)
+        refused(DesignError, r"\[2, 17\) is no bin", ps.contrast, *pair, slope_queries=(2, 17))
+        refused(DesignError, "at least 2 layers", ps.contrast, dump(layers=1), dump(layers=1), quantities=["slope"])
+        refused(InputError, "on either side", ps.contrast, pair[0], [])
+        refused(InputError, "lacks token_id", ps.contrast, ps.decompose(pair[0]), pair[1])
 
     def test_one_layer_has_no_slope_by_default(self):
         result = ps.contrast(dump(layers=1), dump(2.0, layers=1), **QUICK)
@@ -294,8 +280,7 @@ class TestDesign:
 def test_a_difference_that_misses_its_sides_is_refused(both):
     table = both.table.copy()
     table.loc[table.index[2], "estimate"] += 1.0
-    with pytest.raises(NumericalError, match="misses its two sides"):
-        ContrastResult(table, both.settings)
+    refused(NumericalError, "misses its two sides", ContrastResult, table, both.settings)
 
 
 def test_as_a_dataset(both):
@@ -357,5 +342,4 @@ class TestCoverage:
 
 
 def test_depth_slope_of_one_layer_is_refused():
-    with pytest.raises(DesignError, match="at least 2 layers"):
-        depth_slope(np.ones((3, 1)))
+    refused(DesignError, "at least 2 layers", depth_slope, np.ones((3, 1)))

@@ -15,6 +15,7 @@ from posstats.stats.inference.multiplicity import adjust
 from posstats.stats.inference.resample import jackknife_error
 from posstats.stats.synthetic.design import Noise
 from tests import brute
+from tests.refused import refused
 from tests.sealed import sealed
 
 OFFSETS, LENGTH = (0, 1, 4), 40
@@ -229,14 +230,11 @@ class TestDiscriminate:
 
     def test_positions_must_be_analysed(self, dump, with_stream):
         for first, second in ((4, 20), (20, 39), (20, 20), (30, 20)):
-            with pytest.raises(InputError, match=r"among 5 .. 38 \(max offset < i < T - 1\)"):
-                discriminate(dump, first, second)
-        with pytest.raises(InputError, match=r"among 6, 10, 20, 30 .*probes only"):
-            discriminate(with_stream, 6, 12, features="stream")
+            refused(InputError, r"among 5 .. 38 \(max offset < i < T - 1\)", discriminate, dump, first, second)
+        refused(InputError, r"among 6, 10, 20, 30 .*probes only", discriminate, with_stream, 6, 12, features="stream")
 
     def test_folds_need_two_documents_each(self, dump):
-        with pytest.raises(DesignError, match="at most 6 folds"):
-            discriminate(dump, 10, 20, n_folds=7)
+        refused(DesignError, "at most 6 folds", discriminate, dump, 10, 20, n_folds=7)
 
 
 class TestRefusals:
@@ -255,25 +253,20 @@ class TestRefusals:
         ],
     )
     def test_options(self, dump, options, message):
-        with pytest.raises(InputError, match=message):
-            decode(dump, **options)
+        refused(InputError, message, decode, dump, **options)
 
     def test_terms_are_not_a_dump(self, dump):
-        with pytest.raises(InputError, match=r"reads a dump.*lacks logit"):
-            decode(ps.decompose(dump))
+        refused(InputError, r"reads a dump.*lacks logit", decode, ps.decompose(dump))
 
     def test_documents(self, dump):
-        with pytest.raises(DesignError, match=r"2 documents.* at least 5"):
-            decode(dump.isel(sequence=[0, 1]))
-        with pytest.raises(DesignError, match="12 documents cannot be split into 13 folds"):
-            decode(dump, n_folds=13)
+        refused(DesignError, r"2 documents.* at least 5", decode, dump.isel(sequence=[0, 1]))
+        refused(DesignError, "12 documents cannot be split into 13 folds", decode, dump, n_folds=13)
         with pytest.warns(FewDocumentsWarning, match=r"12 documents of unequal size count as 10\.0"):
             decode(dump)
 
     def test_offset_outside_the_window(self):
         ds = ps.simulate(n=12, length=LENGTH, offsets=OFFSETS, window=3, seed=4).dataset
-        with pytest.raises(DesignError, match=r"\[4\] lie outside the window of layer 0"):
-            decode(ds)
+        refused(DesignError, r"\[4\] lie outside the window of layer 0", decode, ds)
         assert decode(ds, offsets=[0, 1]).table.estimate.notna().all()
 
     def test_too_few_probes(self, with_stream):
@@ -284,8 +277,7 @@ class TestRefusals:
     def test_nan_is_not_taken_for_a_window(self, dump, name):
         broken = dump.copy(deep=True)
         broken[name][0, 2, 1, 0, 10] = np.nan
-        with pytest.raises(NumericalError, match="must be finite"):
-            decode(broken)
+        refused(NumericalError, "must be finite", decode, broken)
 
     def test_results_refuse_parts_that_miss_the_whole(self, dump):
         result = decode(dump)

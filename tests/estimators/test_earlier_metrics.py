@@ -9,6 +9,7 @@ from posstats.errors import DesignError, InputError, NumericalError
 from posstats.estimators.earlier_metrics import TRAPS, earlier_metrics, trap_table
 from posstats.stats.synthetic.design import Effects
 from tests import brute
+from tests.refused import refused
 
 OFFSETS, LENGTH = (0, 1, 4), 40
 TERMS = ("mask", "sink", "logit_drift", "denominator_drift", "residual")
@@ -131,14 +132,11 @@ def test_options_of_the_comparison(dump):
         ({"adjust": "none"}, "bh"),
         ({"level": 2}, "between 0 and 1"),
     ):
-        with pytest.raises(InputError, match=message):
-            earlier_metrics(dump, **options)
+        refused(InputError, message, earlier_metrics, dump, **options)
     with pytest.raises(InputError, match="lacks logit"):
         earlier_metrics(ps.decompose(dump).assign(trajectory=dump.trajectory, residual_norm=dump.residual_norm))
-    with pytest.raises(InputError, match="lacks trajectory"):
-        earlier_metrics(dump.drop_vars("trajectory"))
-    with pytest.raises(DesignError, match="at least 5"):
-        earlier_metrics(dump.isel(sequence=[0, 1, 2]))
+    refused(InputError, "lacks trajectory", earlier_metrics, dump.drop_vars("trajectory"))
+    refused(DesignError, "at least 5", earlier_metrics, dump.isel(sequence=[0, 1, 2]))
     restricted = earlier_metrics(dump, offsets=[0, 1], n_resamples=5)
     expected = earlier_metrics(dump.sel(offset=[0, 1]), n_resamples=5)
     assert restricted.table.equals(expected.table)
@@ -226,10 +224,8 @@ class TestTraps:
 
     def test_options(self):
         for options, message in (({"length": 17}, "from 18"), ({"n": 7}, "at least 8"), ({"noise": -1.0}, "noise")):
-            with pytest.raises(InputError, match=message):
-                trap_table(**options)
-        with pytest.raises(DesignError, match="are too large for sequences of 20 tokens"):
-            trap_table(length=20, offsets=[0, 18])
+            refused(InputError, message, trap_table, **options)
+        refused(DesignError, "are too large for sequences of 20 tokens", trap_table, length=20, offsets=[0, 18])
 
     def test_faces(self):
         result = trap_table(n=8)

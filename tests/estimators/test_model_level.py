@@ -10,6 +10,7 @@ from posstats.stats.inference.mixed import fit_mixed
 from posstats.stats.synthetic.design import Effects, Noise
 from tests import brute
 from tests.estimators.test_leakage import LENGTH, OFFSETS
+from tests.refused import refused
 
 pytestmark = pytest.mark.filterwarnings("ignore::posstats.errors.FewDocumentsWarning")
 DOCUMENTS = ["a", "b", "b", "c", "d", "e", "f", "g", "h"]
@@ -245,20 +246,16 @@ class TestRefusals:
         ],
     )
     def test_options(self, dump, options, message):
-        with pytest.raises(InputError, match=message):
-            model_level(dump, **options)
+        refused(InputError, message, model_level, dump, **options)
 
     def test_layers(self, dump):
-        with pytest.raises(DesignError, match=r"2 layer.* at least 3"):
-            model_level(dump.isel(layer=[0, 1]))
+        refused(DesignError, r"2 layer.* at least 3", model_level, dump.isel(layer=[0, 1]))
 
     def test_documents(self, dump):
-        with pytest.raises(DesignError, match=r"3 documents.* at least 5"):
-            model_level(dump.isel(sequence=[0, 1, 3]))
+        refused(DesignError, r"3 documents.* at least 5", model_level, dump.isel(sequence=[0, 1, 3]))
 
     def test_nan(self, dump):
         broken = dump.copy(deep=True)
         broken.logit[0, 2, 1, 0, 10, 0] = np.nan
         for measure in ("share", "slope"):
-            with pytest.raises(NumericalError, match="do not add up"):
-                model_level(broken, measure=measure)
+            refused(NumericalError, "do not add up", model_level, broken, measure=measure)

@@ -10,6 +10,7 @@ from posstats.errors import DesignError, InputError, NumericalError
 from posstats.stats.pair_products.components import analysed_queries
 from posstats.stats.position0 import Displacement
 from tests import constructed, position0
+from tests.refused import refused
 
 T = "trajectory=token:"
 
@@ -164,14 +165,10 @@ class TestResult:
         assert table.note.str.contains("no layer from").all()
 
     def test_bad_input(self, ds):
-        with pytest.raises(InputError, match="trajectory=token:ID@L"):
-            ps.readers(ds.sel(condition=["baseline", "bos@4"]))
-        with pytest.raises(InputError, match="baseline"):
-            ps.readers(ds.drop_sel(condition="baseline"))
-        with pytest.raises(InputError, match="estimated from a dump"):
-            ps.readers(ps.decompose(ds))
-        with pytest.raises(DesignError, match="i >= 16"):
-            ps.readers(position0.synthetic(length=16))
+        refused(InputError, "trajectory=token:ID@L", ps.readers, ds.sel(condition=["baseline", "bos@4"]))
+        refused(InputError, "baseline", ps.readers, ds.drop_sel(condition="baseline"))
+        refused(InputError, "estimated from a dump", ps.readers, ps.decompose(ds))
+        refused(DesignError, "i >= 16", ps.readers, position0.synthetic(length=16))
         broken = ds.copy(deep=True)
         broken["logit"].values[0, 0, 0, 0, 20] = np.nan
         with pytest.raises(NumericalError):

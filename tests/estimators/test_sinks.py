@@ -9,6 +9,7 @@ from posstats.errors import DesignError, InputError, NumericalError
 from posstats.stats.inference.multiplicity import adjust
 from posstats.stats.position0 import late_attention
 from tests import constructed, position0
+from tests.refused import refused
 
 CONDITIONS = ["baseline", "bos=none", "bos=token:5", "bos@8", "bos@20", "shift=3"]
 
@@ -124,20 +125,14 @@ class TestEdges:
     def test_not_finite(self, ds):
         broken = ds.copy(deep=True)
         broken["sink_logit"].values[0, 0, 0, 0, 20] = np.nan
-        with pytest.raises(NumericalError, match="not finite"):
-            ps.sinks(broken)
+        refused(NumericalError, "not finite", ps.sinks, broken)
 
     def test_bad_input(self, ds):
-        with pytest.raises(DesignError, match="i >= 16"):
-            ps.sinks(position0.synthetic(length=16))
-        with pytest.raises(InputError, match="epsilon"):
-            ps.sinks(ds, epsilon=1.0)
-        with pytest.raises(InputError, match="sink_output_fraction"):
-            ps.sinks(ps.decompose(ds))
-        with pytest.raises(InputError, match="anchor_attention"):
-            ps.sinks(ds.drop_vars("anchor_attention"))
-        with pytest.raises(InputError, match="bh"):
-            ps.sinks(ds, adjust="none")
+        refused(DesignError, "i >= 16", ps.sinks, position0.synthetic(length=16))
+        refused(InputError, "epsilon", ps.sinks, ds, epsilon=1.0)
+        refused(InputError, "sink_output_fraction", ps.sinks, ps.decompose(ds))
+        refused(InputError, "anchor_attention", ps.sinks, ds.drop_vars("anchor_attention"))
+        refused(InputError, "bh", ps.sinks, ds, adjust="none")
 
     def test_learned_sink_belongs_to_the_denominator(self):
         rest = np.log(3 + np.exp(1.0))  # three keys of logit 0 and a learned sink of 1

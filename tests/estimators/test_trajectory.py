@@ -11,6 +11,7 @@ from posstats.errors import DesignError, InputError, NumericalError
 from posstats.stats.decoding.identification import Identifier, binomial_limits
 from posstats.stats.position0 import relative_distances
 from tests import constructed, position0
+from tests.refused import refused
 
 
 @pytest.fixture(scope="module")
@@ -205,32 +206,24 @@ class TestIdentification:
     def test_not_finite(self, ds):
         broken = ds.copy(deep=True)
         broken["head_output"].values[1, 0, 0, 0, 0] = np.nan
-        with pytest.raises(NumericalError, match="pass on"):
-            ps.trajectory(broken)
+        refused(NumericalError, "pass on", ps.trajectory, broken)
 
     def test_one_token_per_document(self):
         ds = position0.synthetic(n=24, tokens=3, sequences_per_document=2)
         ds["token_id"].values[1, 0, 0] += 1
-        with pytest.raises(DesignError, match="one per document"):
-            ps.trajectory(ds)
+        refused(DesignError, "one per document", ps.trajectory, ds)
 
     def test_tokens_of_single_documents(self):
-        with pytest.raises(DesignError, match="two documents each"):
-            ps.trajectory(position0.synthetic(n=24, tokens=20))
+        refused(DesignError, "two documents each", ps.trajectory, position0.synthetic(n=24, tokens=20))
 
 
 class TestResult:
     def test_bad_input(self, ds):
-        with pytest.raises(InputError, match="trajectory_departure"):
-            ps.trajectory(ds.drop_vars("trajectory_departure"))
-        with pytest.raises(InputError, match="head_output"):
-            ps.trajectory(ds.drop_vars("head_output"))
-        with pytest.raises(InputError, match="at least 3"):
-            ps.trajectory(ds, n_folds=2)
-        with pytest.raises(InputError, match="epsilon"):
-            ps.trajectory(ds, epsilon=0.0)
-        with pytest.raises(InputError, match="float8"):
-            ps.trajectory(ds.assign_attrs(dtype="float8"))
+        refused(InputError, "trajectory_departure", ps.trajectory, ds.drop_vars("trajectory_departure"))
+        refused(InputError, "head_output", ps.trajectory, ds.drop_vars("head_output"))
+        refused(InputError, "at least 3", ps.trajectory, ds, n_folds=2)
+        refused(InputError, "epsilon", ps.trajectory, ds, epsilon=0.0)
+        refused(InputError, "float8", ps.trajectory, ds.assign_attrs(dtype="float8"))
 
     def test_wrong_arithmetic_cannot_exist(self, result):
         wrong = result.table.copy()

@@ -13,6 +13,7 @@ from posstats.results.claims import ClaimsResult
 from posstats.results.verdicts import CRITERIA, Evidence, Rule, combined, verdict
 from posstats.stats.synthetic.design import Effects, Noise
 from posstats.tables.table import table_of, to_csv, to_latex, to_markdown
+from tests.refused import refused
 from tests.sealed import sealed
 
 LENGTH, LAYERS, HEADS = 40, 2, 3
@@ -59,8 +60,7 @@ class TestVerdict:
     def test_rules_are_read_as_they_are_printed(self):
         for rule in (Rule("above", 0.0), Rule("at most", 1e-9), Rule("contains", 1.0), Rule("at least", 1.0)):
             assert Rule.parse(str(rule)) == rule
-        with pytest.raises(InputError, match="unknown kind"):
-            Rule("near", 0.0)
+        refused(InputError, "unknown kind", Rule, "near", 0.0)
 
     def test_without_a_rule_nothing_is_tested(self):
         assert Evidence("C1", "b", "x", reason="needs shift=K").verdict == N
@@ -234,8 +234,7 @@ class TestLedger:
         for part, found in (("a", C), ("claim", I)):
             table = ledger.table.copy()
             table.loc[(table.claim == "C7") & (table.part == part), "verdict"] = found
-            with pytest.raises(NumericalError, match="does not follow"):
-                ClaimsResult(table, ledger.settings)
+            refused(NumericalError, "does not follow", ClaimsResult, table, ledger.settings)
 
     def test_footnotes_name_the_interval_method_that_was_chosen(self):
         bare = ps.simulate(**SIZE, seed=1).dataset
@@ -315,20 +314,13 @@ class TestLedger:
         assert "i >= 16" in rows(result, "C5", "a").reason.iloc[0]
 
     def test_refusals(self, dump):
-        with pytest.raises(InputError, match="Unknown architectures yarn"):
-            ps.claims({"standard": dump, "yarn": dump})
-        with pytest.raises(InputError, match="a dump, a sequence of dumps"):
-            ps.claims([])
-        with pytest.raises(InputError, match="whole dumps"):
-            ps.claims(ps.decompose(dump))
-        with pytest.raises(InputError, match="chosen from bos=mean; there is no baseline"):
-            ps.claims(dump.sel(condition=["bos=mean"]))
-        with pytest.raises(InputError, match="there is no C9"):
-            ps.claims(dump, which=["C1", "C9"])
-        with pytest.raises(InputError, match="'bh', 'by', 'holm'"):
-            ps.claims(dump, adjust="fdr")
-        with pytest.raises(DesignError, match="documents"):
-            ps.claims(dump.isel(sequence=slice(3)))
+        refused(InputError, "Unknown architectures yarn", ps.claims, {"standard": dump, "yarn": dump})
+        refused(InputError, "a dump, a sequence of dumps", ps.claims, [])
+        refused(InputError, "whole dumps", ps.claims, ps.decompose(dump))
+        refused(InputError, "chosen from bos=mean; there is no baseline", ps.claims, dump.sel(condition=["bos=mean"]))
+        refused(InputError, "there is no C9", ps.claims, dump, which=["C1", "C9"])
+        refused(InputError, "'bh', 'by', 'holm'", ps.claims, dump, adjust="fdr")
+        refused(DesignError, "documents", ps.claims, dump.isel(sequence=slice(3)))
 
     def test_tables(self, ledger):
         table = table_of(ledger)

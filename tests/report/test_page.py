@@ -27,6 +27,7 @@ from posstats.study.analysis import run_analyses
 from posstats.study.config import AnalysesConfig, AnalysisConfig
 from posstats.tables.table import write_table
 from tests.processes import in_this_process
+from tests.refused import refused
 
 ROOT = Path(__file__).parents[2]
 FILES = ("leakage_shares.py", "removal.py", "position_tests.py", "claims.py")
@@ -328,8 +329,7 @@ def test_dumps_and_tables_of_any_name(tmp_path, monkeypatch):
 
 class TestRefusals:
     def test_no_results(self, tmp_path, dumps):
-        with pytest.raises(InputError, match="run posstats analyze first"):
-            read_results(tmp_path, dumps, QUESTIONS)
+        refused(InputError, "run posstats analyze first", read_results, tmp_path, dumps, QUESTIONS)
 
     def test_a_table_that_was_edited(self, folder, dumps, tmp_path):
         copy = shutil.copytree(folder, tmp_path / "copy")
@@ -351,15 +351,13 @@ class TestRefusals:
             read_results(copy, dumps, QUESTIONS)
 
     def test_a_headline_of_other_questions(self, folder, dumps):
-        with pytest.raises(InputError, match="is not that of the answers"):
-            read_results(folder, dumps, QUESTIONS[:2])
+        refused(InputError, "is not that of the answers", read_results, folder, dumps, QUESTIONS[:2])
 
     @pytest.mark.parametrize("content", ["{", "[]", '{"digest": "a", "files": []}', '{"digest": "a", "files": {}}'])
     def test_a_damaged_manifest(self, folder, dumps, tmp_path, content):
         copy = shutil.copytree(folder, tmp_path / "copy")
         (copy / "some" / "removal" / "manifest.json").write_text(content)
-        with pytest.raises(InputError, match=r"removal are not whole.*run posstats analyze again"):
-            read_results(copy, dumps, QUESTIONS)
+        refused(InputError, r"removal are not whole.*run posstats analyze again", read_results, copy, dumps, QUESTIONS)
 
     def test_another_recording(self, folder, dumps, tmp_path):
         other = write_dump(ps.simulate(n=25, length=32, offsets=(0, 1), seed=0).dataset, tmp_path / "o.h5")
@@ -372,8 +370,7 @@ class TestRefusals:
         assert "The file of this recording was not there" in text
 
     def test_an_unknown_dump(self, folder, dumps):
-        with pytest.raises(InputError, match="know no dump 'third'"):
-            read_results(folder, dumps | {"third": dumps["some"]}, QUESTIONS)
+        refused(InputError, "know no dump 'third'", read_results, folder, dumps | {"third": dumps["some"]}, QUESTIONS)
 
 
 class TestCommand:

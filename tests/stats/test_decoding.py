@@ -6,6 +6,7 @@ from posstats.errors import DesignError, InputError, NumericalError
 from posstats.stats.decoding.ridge import PENALTIES, partitions
 from posstats.stats.decoding.scores import Parts, decode, discriminate
 from posstats.stats.inference.resample import document_weights, jackknife_error
+from tests.refused import refused
 
 QUERIES = np.arange(17, 60, 2)
 POSITION = np.log2(QUERIES + 1.0)
@@ -220,23 +221,15 @@ def test_jackknife_intervals_cover(n_documents):
 
 def test_arguments(unequal):
     documents, a, b = unequal
-    with pytest.raises(DesignError, match="4 documents are too few"):
-        decode(a[:4], b[:4], QUERIES, np.arange(4))
-    with pytest.raises(DesignError, match="9 documents cannot be split into 10 folds"):
-        decode(a, b, QUERIES, documents, n_folds=10)
-    with pytest.raises(DesignError, match="at most 4 folds"):
-        discriminate(a[:, :2], b[:, :2], documents)
-    with pytest.raises(DesignError, match="two different query"):
-        decode(a[:, :1], b[:, :1], [20], documents, n_folds=3)
+    refused(DesignError, "4 documents are too few", decode, a[:4], b[:4], QUERIES, np.arange(4))
+    refused(DesignError, "9 documents cannot be split into 10 folds", decode, a, b, QUERIES, documents, n_folds=10)
+    refused(DesignError, "at most 4 folds", discriminate, a[:, :2], b[:, :2], documents)
+    refused(DesignError, "two different query", decode, a[:, :1], b[:, :1], [20], documents, n_folds=3)
     for options in ({"n_folds": 2}, {"n_repeats": 0}):
-        with pytest.raises(InputError, match="at least 3 folds and 1 repeat"):
-            decode(a, b, QUERIES, documents, **options)
-    with pytest.raises(InputError, match="residual features must have shape"):
-        decode(a, b[:, :5], QUERIES, documents)
-    with pytest.raises(InputError, match="one column per document"):
-        decode(a, b, QUERIES, documents, n_folds=3).parts(np.ones((2, 8)))
+        refused(InputError, "at least 3 folds and 1 repeat", decode, a, b, QUERIES, documents, **options)
+    refused(InputError, "residual features must have shape", decode, a, b[:, :5], QUERIES, documents)
+    refused(InputError, "one column per document", decode(a, b, QUERIES, documents, n_folds=3).parts, np.ones((2, 8)))
     with pytest.raises(DesignError, match="no two different documents"):
         discriminate(a[:, :2], b[:, :2], documents, n_folds=3).auc(np.eye(9)[0])
     b[0, 0, 0] = np.nan
-    with pytest.raises(NumericalError, match="residual features must be finite"):
-        decode(a, b, QUERIES, documents)
+    refused(NumericalError, "residual features must be finite", decode, a, b, QUERIES, documents)

@@ -11,6 +11,7 @@ from posstats.stats.earlier import (
     sink_rate,
 )
 from posstats.stats.synthetic.simulate import explicit_logits, record_logits
+from tests.refused import refused
 
 LENGTH, OFFSETS = 48, (0, 1, 2, 4, 8)
 POSITION = np.arange(LENGTH)
@@ -157,27 +158,16 @@ def test_logits_that_do_not_vary():
 
 def test_arguments(logits):
     logit, offsets = explicit_offsets(logits)
-    with pytest.raises(InputError, match="as many keys as queries"):
-        explicit_offsets(logits[..., :-1])
-    with pytest.raises(InputError, match="distinct integer offsets"):
-        linear_position_r2(logit, offsets[:-1])
-    with pytest.raises(InputError, match="holds key 0 already"):
-        linear_position_r2(logit, offsets, logits[..., 0])
-    with pytest.raises(InputError, match="sink_logit must have shape"):
-        linear_position_r2(logit, offsets, logits[..., :2, 0])
-    with pytest.raises(DesignError, match="do not tell offset and position apart"):
-        linear_position_r2(logit[..., :1], offsets[:1])
-    with pytest.raises(DesignError, match="no pair"):
-        diagonal_centred(np.full((2, 4, 1), np.nan), [1])
+    refused(InputError, "as many keys as queries", explicit_offsets, logits[..., :-1])
+    refused(InputError, "distinct integer offsets", linear_position_r2, logit, offsets[:-1])
+    refused(InputError, "holds key 0 already", linear_position_r2, logit, offsets, logits[..., 0])
+    refused(InputError, "sink_logit must have shape", linear_position_r2, logit, offsets, logits[..., :2, 0])
+    refused(DesignError, "do not tell offset and position apart", linear_position_r2, logit[..., :1], offsets[:1])
+    refused(DesignError, "no pair", diagonal_centred, np.full((2, 4, 1), np.nan), [1])
     broken = logit.copy()
     broken[0, 0, 20, 3] = np.nan
-    with pytest.raises(NumericalError, match="same pairs in every sequence"):
-        diagonal_centred(broken, offsets)
-    with pytest.raises(InputError, match="49 queries"):
-        sink_rate(attention(logits)[..., 0], length=49)
-    with pytest.raises(InputError, match=r"lie in \[0, 1\]"):
-        sink_rate(logits[..., 0])
-    with pytest.raises(InputError, match="token, hidden"):
-        massive_activations(np.ones(3))
-    with pytest.raises(NumericalError, match="finite"):
-        massive_activations(np.full((2, 3), np.nan))
+    refused(NumericalError, "same pairs in every sequence", diagonal_centred, broken, offsets)
+    refused(InputError, "49 queries", sink_rate, attention(logits)[..., 0], length=49)
+    refused(InputError, r"lie in \[0, 1\]", sink_rate, logits[..., 0])
+    refused(InputError, "token, hidden", massive_activations, np.ones(3))
+    refused(NumericalError, "finite", massive_activations, np.full((2, 3), np.nan))

@@ -8,6 +8,7 @@ from scipy import stats
 
 from posstats.errors import DesignError, InputError, NumericalError
 from posstats.stats.inference.mixed import fit_mixed
+from tests.refused import refused
 
 REFERENCES = Path(__file__).parents[1] / "references"
 
@@ -148,25 +149,15 @@ def test_degrees_of_freedom():
 
 def test_arguments():
     y, layers = simulate(np.random.default_rng(7))
-    with pytest.raises(DesignError, match=r"2 layers are too few for 1 fixed effect"):
-        fit_mixed(y[:12], layers[:12])
-    with pytest.raises(DesignError, match="one head per layer"):
-        fit_mixed(y[::6], layers[::6])
+    refused(DesignError, r"2 layers are too few for 1 fixed effect", fit_mixed, y[:12], layers[:12])
+    refused(DesignError, "one head per layer", fit_mixed, y[::6], layers[::6])
     assert fit_mixed(y[::6], layers[::6], sampling=np.full(12, 0.01)).n_heads == 12
-    with pytest.raises(DesignError, match="no head has an estimate"):
-        fit_mixed(np.full(4, np.nan), [0, 0, 1, 1], sampling=np.eye(4))
-    with pytest.raises(DesignError, match="do not vary"):
-        fit_mixed(np.full(72, 0.1), layers)
-    with pytest.raises(DesignError, match="collinear"):
-        fit_mixed(y, layers, covariates=np.ones((72, 1)))
-    with pytest.raises(InputError, match=r"must be \(head,\)"):
-        fit_mixed(y, layers[:-1])
-    with pytest.raises(InputError, match="covariates must be"):
-        fit_mixed(y, layers, covariates=layers)
-    with pytest.raises(InputError, match="sampling must be"):
-        fit_mixed(y, layers, sampling=np.ones(3))
-    with pytest.raises(InputError, match="positive semidefinite"):
-        fit_mixed(y, layers, sampling=np.full(72, -0.1))
+    refused(DesignError, "no head has an estimate", fit_mixed, np.full(4, np.nan), [0, 0, 1, 1], sampling=np.eye(4))
+    refused(DesignError, "do not vary", fit_mixed, np.full(72, 0.1), layers)
+    refused(DesignError, "collinear", fit_mixed, y, layers, covariates=np.ones((72, 1)))
+    refused(InputError, r"must be \(head,\)", fit_mixed, y, layers[:-1])
+    refused(InputError, "covariates must be", fit_mixed, y, layers, covariates=layers)
+    refused(InputError, "sampling must be", fit_mixed, y, layers, sampling=np.ones(3))
+    refused(InputError, "positive semidefinite", fit_mixed, y, layers, sampling=np.full(72, -0.1))
     y[0] = np.inf
-    with pytest.raises(NumericalError, match="finite or NaN"):
-        fit_mixed(y, layers)
+    refused(NumericalError, "finite or NaN", fit_mixed, y, layers)

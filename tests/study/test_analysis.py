@@ -27,6 +27,7 @@ from posstats.study.analysis import Findings, Quantity, closing_tables, run_anal
 from posstats.study.config import AnalysesConfig, AnalysisConfig, RunConfig, load_config
 from posstats.study.recording import record_dumps
 from tests.processes import in_this_process
+from tests.refused import refused
 
 ROOT = Path(__file__).parents[2]
 CONDITIONS = ["baseline", "bos=mean", "bos=zero", "shift=3"]
@@ -219,8 +220,7 @@ class TestReuse:
         config = replace(config, analyses=AnalysesConfig(("controls.py", "broken.py")))
         (tmp_path / "results").mkdir()
         (tmp_path / "results" / "headline.csv").write_text("of an earlier recording")
-        with pytest.raises(ps.errors.DesignError, match="no"):
-            run_analyses(config, {"sim": dump}, tmp_path / "results", show=False)
+        refused(ps.errors.DesignError, "no", run_analyses, config, {"sim": dump}, tmp_path / "results", show=False)
         assert not (tmp_path / "results" / "headline.csv").exists()
         assert (tmp_path / "results" / "sim" / "controls" / "manifest.json").is_file()
         assert not (tmp_path / "results" / "sim" / "broken" / "manifest.json").exists()
@@ -254,8 +254,7 @@ class TestMistakes:
     def test_in_an_analysis_file_are_told_with_question_and_line(self, config, dump, tmp_path, text):
         (tmp_path / "mine.py").write_text(text)
         config = replace(config, analyses=AnalysesConfig(("mine.py",)))
-        with pytest.raises(InputError, match=WRONG[text]):
-            run_analyses(config, {"sim": dump}, tmp_path / "r", show=False)
+        refused(InputError, WRONG[text], run_analyses, config, {"sim": dump}, tmp_path / "r", show=False)
 
     def test_of_posstats_keep_their_traceback(self, config, dump, tmp_path, monkeypatch):
         monkeypatch.setattr("posstats.ledger.controls.shift_differences", lambda *_: store.parts_folder(None))
@@ -265,8 +264,7 @@ class TestMistakes:
 
     def test_a_file_that_is_named_twice(self, config, dump, tmp_path):
         config = replace(config, analyses=AnalysesConfig(("controls.py", "./controls.py")))
-        with pytest.raises(InputError, match="controls is named twice"):
-            run_analyses(config, {"sim": dump}, tmp_path / "r", show=False)
+        refused(InputError, "controls is named twice", run_analyses, config, {"sim": dump}, tmp_path / "r", show=False)
 
     def test_a_dump_without_baseline(self, config, tmp_path):
         ds = ps.simulate(n=6, length=20, offsets=(0, 1), conditions=["bos=mean"], seed=0).dataset
@@ -277,8 +275,7 @@ class TestMistakes:
     def test_a_folder_that_cannot_be_written_to_is_told_of_first(self, config, dump, tmp_path, monkeypatch):
         monkeypatch.setattr(analysis, "in_processes", lambda *_: pytest.fail("computed"))
         (tmp_path / "r").write_text("a file")
-        with pytest.raises(OSError, match="r'"):
-            run_analyses(config, {"sim": dump}, tmp_path / "r", show=False)
+        refused(OSError, "r'", run_analyses, config, {"sim": dump}, tmp_path / "r", show=False)
 
     def test_a_file_that_is_not_there(self, config, dump, tmp_path):
         with pytest.raises(InputError, match=r"there is no analysis file .*none.py"):

@@ -9,6 +9,7 @@ from posstats.errors import InputError
 from posstats.stats.inference.options import Inference
 from posstats.study.config import SECTIONS, load_config, options
 from posstats.vocabulary import DEFAULT_LENGTH, DEFAULT_OFFSETS, DEFAULT_SEQUENCES
+from tests.refused import refused
 
 ROOT = Path(__file__).parents[2]
 DEFAULT = ROOT / "analyses" / "default.toml"
@@ -139,8 +140,7 @@ def test_the_document_states_the_defaults():
     ],
 )
 def test_mistakes_are_named(written, text, message):
-    with pytest.raises(InputError, match=message):
-        written(text)
+    refused(InputError, message, written, text)
 
 
 def test_the_section_that_is_wrong_is_named_whether_a_profile_is_chosen_or_not(written):
@@ -153,8 +153,7 @@ def test_the_section_that_is_wrong_is_named_whether_a_profile_is_chosen_or_not(w
 
 
 def test_a_whole_number_will_do_for_a_number(written):
-    with pytest.raises(InputError, match=r"level must lie between 0 and 1, not 1\.0"):
-        written("[dumps.one]\n[inference]\nlevel = 1")
+    refused(InputError, r"level must lie between 0 and 1, not 1\.0", written, "[dumps.one]\n[inference]\nlevel = 1")
 
 
 def test_a_profile_merges_key_by_key(written):
@@ -169,13 +168,11 @@ def test_a_profile_merges_key_by_key(written):
 def test_an_unknown_profile_is_refused(written):
     with pytest.raises(InputError, match="no profile 'slow'; it has fast"):
         written("[dumps.one]\n[profile.fast.sequences]\nn = 9", profile="slow")
-    with pytest.raises(InputError, match="it has none"):
-        written("[dumps.one]", profile="slow")
+    refused(InputError, "it has none", written, "[dumps.one]", profile="slow")
 
 
 def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(InputError, match=r"cannot read the configuration .*none.toml: No such file"):
-        load_config(tmp_path / "none.toml")
+    refused(InputError, r"cannot read the configuration .*none.toml: No such file", load_config, tmp_path / "none.toml")
 
 
 def test_another_model_brings_its_own_file_names(written):

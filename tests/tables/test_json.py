@@ -15,6 +15,7 @@ from posstats.errors import InputError
 from posstats.results.columns import COLUMNS
 from posstats.tables.table import Table, table_of, to_csv, to_json, to_latex, to_markdown, to_text, write_table
 from posstats.vocabulary import Note
+from tests.refused import refused
 
 #: Names that mean something to one of the formats.
 HOSTILE = [
@@ -176,20 +177,16 @@ class TestRefusals:
     def test_json_that_is_no_table(self, change, words, tmp_path):
         text = change if isinstance(change, str) else json.dumps(json.loads(to_json(EXAMPLE)) | change)
         (tmp_path / "t.json").write_text(text, encoding="utf-8")
-        with pytest.raises(InputError, match=rf"cannot read .*t\.json as a table: .*{words}"):
-            Table.read(tmp_path / "t.json")
+        refused(InputError, rf"cannot read .*t\.json as a table: .*{words}", Table.read, tmp_path / "t.json")
 
     @pytest.mark.parametrize("key", sorted(json.loads(to_json(EXAMPLE))))
     def test_json_that_lacks_something(self, key, tmp_path):
         record = json.loads(to_json(EXAMPLE))
         del record[key]
         (tmp_path / "t.json").write_text(json.dumps(record), encoding="utf-8")
-        with pytest.raises(InputError, match=f"KeyError: '{key}'"):
-            Table.read(tmp_path / "t.json")
+        refused(InputError, f"KeyError: '{key}'", Table.read, tmp_path / "t.json")
 
     def test_a_file_that_is_not_there_or_not_text(self, tmp_path):
-        with pytest.raises(InputError, match=r"cannot read .*gone\.json as a table"):
-            Table.read(tmp_path / "gone.json")
+        refused(InputError, r"cannot read .*gone\.json as a table", Table.read, tmp_path / "gone.json")
         (tmp_path / "t.json").write_bytes(b"\xff\xfe\x00")
-        with pytest.raises(InputError, match="as a table"):
-            Table.read(tmp_path / "t.json")
+        refused(InputError, "as a table", Table.read, tmp_path / "t.json")

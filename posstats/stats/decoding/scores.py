@@ -26,27 +26,19 @@ FEATURE_SETS = ("denominator", "residual", "both")
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What two groups of features explain, alone and together; every field is (...), one value per replicate.
+    """What two groups of features explain, alone and together; every field is (...), one value per replicate."""
 
-    Attributes
-    ----------
-    denominator, residual, both : ndarray
-        Score of the group alone and of both together. Cross-validated, so it can be negative, and ``both`` can fall
-        below either; nothing is clipped.
-    unique_denominator, unique_residual : ndarray
-        ``both`` minus the score of the other group alone.
-    common : ndarray
-        ``denominator + residual - both``; negative where the groups only work together.
-    shapley_denominator, shapley_residual : ndarray
-        ``(own + both - other) / 2``: the two add up to ``both``.
-    """
-
+    #: Score of the group alone and of both together. Cross-validated, so it can be negative, and ``both`` can fall
+    #: below either; nothing is clipped.
     denominator: NDArray[np.float64]
     residual: NDArray[np.float64]
     both: NDArray[np.float64]
+    #: ``both`` minus the score of the other group alone.
     unique_denominator: NDArray[np.float64]
     unique_residual: NDArray[np.float64]
+    #: ``denominator + residual - both``; negative where the groups only work together.
     common: NDArray[np.float64]
+    #: ``(own + both - other) / 2``: the two add up to ``both``.
     shapley_denominator: NDArray[np.float64]
     shapley_residual: NDArray[np.float64]
 
@@ -59,42 +51,28 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """Cross-validated prediction of log2(i + 1), reduced to what resampling documents needs.
+    """Cross-validated prediction of log2(i + 1), reduced to what resampling documents needs."""
 
-    Attributes
-    ----------
-    squared_error : ndarray, (document, feature set)
-        Sum over the document's sequences and queries of the squared out-of-fold error, mean over repeats.
-    total : ndarray, (document,)
-        The same sum of squares about the mean of log2(i + 1), which is known: every sequence has the same queries.
-    left_out : ndarray, (document, feature set)
-        R-squared without the document, all models refitted (folds and penalties stay).
-    penalty : ndarray, (repeat, fold, feature set)
-        Penalty chosen inside the training documents, see :data:`posstats.stats.decoding.ridge.PENALTIES`.
-    documents : ndarray, (document,)
-        Labels of the documents, sorted.
-    """
-
+    #: (document, feature set): sum over the document's sequences and queries of the squared out-of-fold error, mean
+    #: over repeats.
     squared_error: NDArray[np.float64]
+    #: (document,): the same sum of squares about the mean of log2(i + 1), which is known: every sequence has the same
+    #: queries.
     total: NDArray[np.float64]
+    #: (document, feature set): R-squared without the document, all models refitted (folds and penalties stay).
     left_out: NDArray[np.float64]
+    #: (repeat, fold, feature set): penalty chosen inside the training documents, see
+    #: :data:`posstats.stats.decoding.ridge.PENALTIES`.
     penalty: NDArray[np.float64]
+    #: (document,): labels of the documents, sorted.
     documents: NDArray[np.generic]
 
     def parts(self, weights: ArrayLike | None = None) -> Parts:
-        """R-squared ``1 - sum(squared_error) / sum(total)`` and its parts.
+        """R-squared ``1 - sum(squared_error) / sum(total)`` and its parts, (...).
 
-        Parameters
-        ----------
-        weights : array_like, (..., document), optional
-            How often each document counts, one row per replicate; once each by default. The fitted models stay as
-            they are, so the spread of replicates describes new documents given these models and is too small for
-            the whole procedure: take standard errors from :meth:`left_out_parts`.
-
-        Returns
-        -------
-        Parts
-            Of shape (...).
+        `weights`, (..., document), say how often each document counts, one row per replicate; once each by default. The
+        fitted models stay as they are, so the spread of replicates describes new documents given these models and is
+        too small for the whole procedure: take standard errors from :meth:`left_out_parts`.
         """
         w = _weights(weights, self.total.size)
         return Parts.of(1 - (w @ self.squared_error) / (w @ self.total)[..., None])
@@ -106,48 +84,28 @@ class Decoding:
 
 @dataclass(frozen=True, slots=True)
 class Discriminability:
-    """Cross-validated separation of two positions, reduced to what resampling documents needs.
+    """Cross-validated separation of two positions, reduced to what resampling documents needs."""
 
-    Attributes
-    ----------
-    wins : ndarray, (document, document, feature set)
-        Entry [g, h]: over pairs of a sequence of g at the earlier position and one of h at the later, how many have
-        the higher score at the later position; ties count one half. Only pairs scored by the same model and from
-        different documents are counted. Summed over repeats.
-    pairs : ndarray, (document, document)
-        How many pairs were compared.
-    left_out : ndarray, (document, feature set)
-        AUC without the document, all models refitted (folds and penalties stay).
-    n_independent : int
-        Disjoint, hence independent, pairs of documents among those compared within one repeat.
-    documents : ndarray, (document,)
-        Labels of the documents, sorted.
-    """
-
+    #: (document, document, feature set); entry [g, h]: over pairs of a sequence of g at the earlier position and one of
+    #: h at the later, how many have the higher score at the later position; ties count one half. Only pairs scored by
+    #: the same model and from different documents are counted. Summed over repeats.
     wins: NDArray[np.float64]
+    #: (document, document): how many pairs were compared.
     pairs: NDArray[np.float64]
+    #: (document, feature set): AUC without the document, all models refitted (folds and penalties stay).
     left_out: NDArray[np.float64]
+    #: Disjoint, hence independent, pairs of documents among those compared within one repeat.
     n_independent: int
+    #: (document,): labels of the documents, sorted.
     documents: NDArray[np.generic]
 
     def auc(self, weights: ArrayLike | None = None) -> NDArray[np.float64]:
-        """Area under the receiver operating characteristic: the chance that the later position scores higher.
+        """Area under the receiver operating characteristic: the probability that the later position scores higher.
 
-        Parameters
-        ----------
-        weights : array_like, (..., document), optional
-            How often each document counts, one row per replicate; once each by default. A document repeated in a
-            replicate is not compared with itself.
-
-        Returns
-        -------
-        ndarray, (..., feature set)
-            In the order of :data:`FEATURE_SETS`; 0.5 is chance.
-
-        Raises
-        ------
-        DesignError
-            If a replicate holds no pair of different documents that the same model scored.
+        Shape (..., feature set), in the order of :data:`FEATURE_SETS`; 0.5 is chance. `weights`, (..., document), say
+        how often each document counts, one row per replicate; once each by default. A document repeated in a replicate
+        is not compared with itself. Raises DesignError if a replicate holds no pair of different documents that the
+        same model scored.
         """
         w = _weights(weights, self.pairs.shape[0])
         count = ((w @ self.pairs) * w).sum(axis=-1)
@@ -187,24 +145,10 @@ def decode(
 ) -> Decoding:
     """Decode log2(i + 1) from two groups of features by ridge regression, cross-validated by document.
 
-    Parameters
-    ----------
-    denominator, residual : array_like, (sequence, query, feature)
-        The two groups of features. Finite. Each is scaled to unit variance within the training documents.
-    queries : array_like of int, (query,)
-        Query positions i of the query axis.
-    documents : array_like, (sequence,)
-        Document label of each sequence: the unit that folds keep whole and that is resampled.
-    n_folds : int
-        Folds, at least 3 (one to predict, one to choose the penalty on, one to train on).
-    n_repeats : int
-        How many random partitions into folds to average over.
-    seed : int
-        Fixes the partitions.
-
-    Returns
-    -------
-    Decoding
+    Features, (sequence, query, feature), are scaled to unit variance within the training documents; `queries`,
+    (query,), are positions i; `documents`, (sequence,), label the unit that folds keep whole and that is resampled. A
+    fold predicts, one chooses the penalty and the others train, so there are at least 3; scores are averaged over
+    `n_repeats` random partitions.
 
     Raises
     ------
@@ -257,32 +201,10 @@ def discriminate(
     """Tell two positions apart by a linear score, cross-validated by document.
 
     The score is the ridge regression of the label (-1 earlier, +1 later) on the features, which is Fisher's linear
-    discriminant with a shrunken covariance.
+    discriminant with a shrunken covariance. Features are (sequence, 2, feature), at the earlier and at the later
+    position; the rest is as in :func:`decode`, but for a DesignError if there are fewer than two documents per fold:
+    only documents of one fold can be compared.
 
-    Parameters
-    ----------
-    denominator, residual : array_like, (sequence, 2, feature)
-        The two groups of features at the earlier and at the later position. Finite.
-    documents : array_like, (sequence,)
-        Document label of each sequence.
-    n_folds, n_repeats, seed : int
-        As in :func:`decode`.
-
-    Returns
-    -------
-    Discriminability
-
-    Raises
-    ------
-    InputError
-        If shapes do not match, or there are fewer than 3 folds or no repeat.
-    DesignError
-        If there are fewer than two documents per fold: only documents of one fold can be compared.
-    NumericalError
-        If a feature is not finite.
-
-    Examples
-    --------
     >>> import numpy as np
     >>> rng = np.random.default_rng(0)
     >>> clue = np.array([50.0, 100.0])[:, None] + rng.normal(scale=5, size=(20, 2, 3))
