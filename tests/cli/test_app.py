@@ -278,7 +278,7 @@ class TestDump:
             (["--sliding-window", 16], "narrows nothing in sequences of 16 tokens: give 1 to 15"),
             (["-n", 10**10], "sequences of 16 tokens at once"),
             (["-d", 16], "offset must be a whole number from 0 to 15, not 16"),
-            (["--dtype", "int8"], "dtype must be one of float32"),
+            (["--dtype", "int8"], "dtype must be one of 'float32'"),
             (["--bos-token", "<none>"], "is not in the vocabulary"),
             (["--source", "web"], "source must be one of random, text"),
             (["--text", "somewhere"], "(source = \"text\", or --source text), not 'random'"),

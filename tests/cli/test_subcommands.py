@@ -150,7 +150,7 @@ class TestDryRun:
     @pytest.mark.parametrize(
         ("more", "message"),
         [
-            (["--dry-run", "-d", 16], "outside 0 .. 15"),
+            (["--dry-run", "-d", 16], "from 0 to 15, not 16"),
             (["--dry-run", "--batch-size", 0], "batch_size must be a whole number of at least 1"),
             (["--dry-run", "-c", "bos=nil"], "there is no condition"),
             (["--json"], "--json goes with --dry-run"),
@@ -223,7 +223,7 @@ class TestSimulate:
         before = simulated.read_bytes()
         for more, message in (
             ([], "choose another path"),
-            (["--overwrite", "--removal", 2], "removal must be at most 1"),
+            (["--overwrite", "--removal", 2], "removal must be a number of at most 1"),
             (["--overwrite", "--per-document", 0], "at least 1"),
             (["--overwrite", "-t", 4], "offset"),
         ):
