@@ -6,6 +6,7 @@ import pytest
 
 import posstats as ps
 from posstats.execution import parallel as side_by_side
+from posstats.stats.inference.resample import document_weights
 from posstats.stats.pair_products import evaluate
 
 CONDITIONS = ["baseline", "bos=mean"]
@@ -59,7 +60,7 @@ def test_blocks_of_heads_and_replicates(monkeypatch, ds, estimator, expected):
 
 
 def test_fewer_replicates_are_the_first_of_more():
-    few, many = (ps.stats.resample.document_weights(20, n, seed=4) for n in (100, 1000))
+    few, many = (document_weights(20, n, seed=4) for n in (100, 1000))
     np.testing.assert_array_equal(few, many[:100])
 
 

@@ -198,7 +198,9 @@ def test_a_changed_number_anywhere_is_noticed_where_it_is_read():
 def test_layers_read_depths_that_must_be_there():
     refused(lambda: ps.earlier_metrics(DS.isel(depth=[0]), **QUICK), "depth of a layer must be chosen from 0")
     probed = DS.assign(
-        residual_sample=DS.residual_norm.isel(query=[6, 8, 12]).rename(query="probe").expand_dims(hidden=2)
+        residual_sample=DS.residual_norm.isel(query=[6, 8, 12])
+        .rename(query="probe")
+        .expand_dims(hidden=DS.sizes["hidden"])
     )
     refused(lambda: ps.decode(probed.isel(depth=[0]), features="stream"), "depth of a layer must be chosen from 0")
 
@@ -309,13 +311,12 @@ def test_figures_refuse_results_by_other_dimensions(results):
 
 
 def test_tables_take_tables_and_results(results, tmp_path):
-    functions = (tables.to_csv, tables.to_markdown, tables.to_latex, tables.to_text)
+    functions = (tables.to_csv, tables.to_json, tables.to_markdown, tables.to_latex, tables.to_text)
     for function in functions:
         assert function(results["leakage"]) == function(tables.table_of(results["leakage"]))
         for other in (None, DS, pd.DataFrame(), "table"):
             refused(lambda function=function, other=other: function(other), "a table or a result")
-    for function in (tables.table_of, tables.rests_on):
-        refused(lambda function=function: function(DS), "This takes the Result")
+    refused(lambda: tables.table_of(DS), "This takes the Result")
     refused(lambda: tables.write_table(None, tmp_path, "x"), "a table or a result")
     refused(lambda: tables.write_table(results["leakage"], 3, "x"), "folder must be a path")
     refused(lambda: tables.write_table(results["leakage"], tmp_path, None), "name must be text")
