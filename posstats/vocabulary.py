@@ -6,22 +6,22 @@ using the same strings; ``tests/test_store.py`` checks that a dump carries exact
 
 from dataclasses import dataclass
 
-SCHEMA_VERSION = "1"
+SCHEMA_VERSION = "2"
 
-#: The five additive terms of log attention, in the order of the identity (docs/method.md, section 2).
-TERMS = ("relative", "mask", "sink", "logit_drift", "denominator_drift")
+#: The four additive terms of log attention, in the order of the identity (docs/method.md, section 2).
+TERMS = ("relative", "mask", "sink", "redistribution")
 #: The terms whose sum is the residual-stream component.
-RESIDUAL_TERMS = ("sink", "logit_drift", "denominator_drift")
+RESIDUAL_TERMS = ("sink", "redistribution")
 #: The residual-stream component itself.
 RESIDUAL = "residual"
-#: Log attention, the sum of the five terms.
+#: Log attention, the sum of the four terms.
 LOG_ATTENTION = "log_attention"
 
 #: Offsets recorded and analysed unless the user says otherwise.
 DEFAULT_OFFSETS = (0, 1, 2, 4, 8, 16)
 #: Sequences and tokens per sequence of the default design.
 DEFAULT_SEQUENCES = 48
-DEFAULT_LENGTH = 192
+DEFAULT_LENGTH = 256
 
 #: Fewer documents than this is an error.
 MINIMUM_DOCUMENTS = 5
@@ -78,7 +78,7 @@ _BLOCK = ("condition", "sequence", "layer", "head")
 #: The dump schema: variable name -> :class:`Variable`.
 VARIABLES = {
     "token_id": Variable(
-        ("condition", "sequence", "query"), "1", "token id fed to the model; -1 stands for a fed vector"
+        ("condition", "sequence", "token"), "1", "token id fed to the model; -1 stands for a fed vector"
     ),
     "logit": Variable(
         (*_BLOCK, "query", "offset"),
@@ -91,9 +91,29 @@ VARIABLES = {
     "log_denominator_rest": Variable(
         (*_BLOCK, "query"),
         "nats",
-        "log of the softmax denominator over keys j >= 1 (and the learned sink logit, if any); -inf where none is",
+        "log of the sum of exp s[i, j] over visible keys j >= 1, no learned sink; -inf where there is none",
     ),
-    "logit_sum_by_lag": Variable((*_BLOCK, "lag"), "nats", "sum over queries of s[i, i-lag] over visible keys j >= 1"),
+    "logit_total": Variable(
+        (*_BLOCK, "offset"),
+        "nats",
+        "sum of the stored logit over the analysed queries, NaN left out: seals the numbers",
+    ),
+    "steady_logit": Variable(
+        (*_BLOCK, "lag"),
+        "nats",
+        "mean of s[r, r-lag] over the reference queries r that see the lag; NaN where none does",
+    ),
+    "steady_log_sum": Variable(
+        (*_BLOCK, "lag"),
+        "nats",
+        "mean of log sum_{d <= lag} exp s[r, r-d] over the reference queries r that see lag + 1 keys; NaN without one",
+    ),
+    "steady_square": Variable(
+        _BLOCK,
+        "nats^2",
+        "mean over the lags of the mean over reference queries of (s[r, r-lag] - log sum_d exp s[r, r-d])^2",
+        optional=True,
+    ),
     "learned_sink": Variable(
         ("layer", "head"), "nats", "learned sink logit of the head, -inf where the model has none"
     ),
@@ -138,12 +158,24 @@ VARIABLES = {
         optional=True,
     ),
     "residual_norm": Variable(
-        ("condition", "sequence", "depth", "query"), "residual-stream units", "Euclidean norm of the residual stream"
+        ("condition", "sequence", "depth", "token"), "residual-stream units", "Euclidean norm of the residual stream"
     ),
     "residual_sample": Variable(
         ("condition", "sequence", "depth", "probe", "hidden"),
         "residual-stream units",
         "residual stream at the probe positions",
+        optional=True,
+    ),
+    "residual_median": Variable(
+        ("condition", "sequence", "depth"),
+        "residual-stream units",
+        "median over tokens and channels of the absolute residual stream",
+        optional=True,
+    ),
+    "attention_received": Variable(
+        (*_BLOCK, "key"),
+        "1",
+        "mean attention on the key from sampled queries at least 16 behind it; NaN where no sampled query sees it",
         optional=True,
     ),
 }
@@ -155,9 +187,11 @@ COORDINATES = {
     "document": ("sequence", "1", "document a sequence was cut from: the resampling unit"),
     "layer": ("layer", "1", "layer, 0 is the first"),
     "head": ("head", "1", "query head"),
-    "query": ("query", "tokens", "query position i"),
+    "token": ("token", "tokens", "position in the whole sequence"),
+    "query": ("query", "tokens", "analysed query position i"),
     "offset": ("offset", "tokens", "distance i - j from query to key at which logits are recorded"),
-    "lag": ("lag", "tokens", "distance i - j from query to key of the stationary reference"),
+    "lag": ("lag", "tokens", "distance r - j from reference query to key in the steady state"),
+    "key": ("key", "tokens", "key position j"),
     "depth": ("depth", "1", "number of blocks the residual stream has passed"),
     "probe": ("probe", "tokens", "position at which the residual stream is sampled"),
 }

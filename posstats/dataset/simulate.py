@@ -52,7 +52,7 @@ def simulate(
     n : int
         Documents.
     length : int
-        Tokens per sequence, T.
+        Tokens per sequence, T, divisible by 4; the first half is analysed.
     sequences_per_document : int or sequence of int
         One number, or one per document.
     layers, heads : int
@@ -94,7 +94,7 @@ def simulate(
     """
     if not removal <= 1:
         raise InputError(f"removal must be at most 1, not {removal}.")
-    position = np.arange(length, dtype=np.float64)
+    position = np.arange(length // 2, dtype=np.float64)
     decay = strength / (position + 1)
 
     def effects(scale: float) -> Effects:
@@ -121,7 +121,7 @@ def simulate(
         name: getattr(source, name)
         for source in (recorded, stream)
         for name in VARIABLES
-        if hasattr(source, name)
+        if hasattr(source, name) and name != "steady_square"
     }  # fmt: skip
     coordinates = {
         "condition": list(recorded.conditions),
@@ -129,9 +129,10 @@ def simulate(
         "document": [f"simulated {seed}-{code}" for code in recorded.document],
         "layer": np.arange(layers),
         "head": np.arange(heads),
-        "query": np.arange(length),
+        "token": np.arange(length),
+        "query": np.arange(length // 2),
         "offset": list(recorded.offsets),
-        "lag": np.arange(length),
+        "lag": np.arange(length // 2),
         "depth": np.arange(layers + 1),
     }
     dataset = xr.Dataset(
@@ -151,6 +152,8 @@ def simulate(
             "schema_version": SCHEMA_VERSION,
             "model_id": "simulated",
             "seed": seed,
+            "length": length,
+            "reference_queries": design.reference_queries.tolist(),
             "source": "posstats.simulate: synthetic, of known truth",
         },
     )
