@@ -2,14 +2,79 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import xarray as xr
+from numpy.typing import NDArray
 
 from posstats.errors import InputError
-from posstats.stats.synthetic.design import Design, Effects, Noise, Truth, expected_terms
-from posstats.stats.synthetic.simulate import simulate_stream, simulate_terms
+from posstats.stats.synthetic.design import Design, Effects, Noise, Truth, expected_terms, reference_queries
+from posstats.stats.synthetic.simulate import Recorded, simulate_stream, simulate_terms
 from posstats.vocabulary import BASELINE, COORDINATES, SCHEMA_VERSION, VARIABLES
+
+
+def recorded_dataset(
+    recorded: Recorded,
+    length: int,
+    attrs: Mapping[str, object],
+    arrays: Mapping[str, NDArray[Any]] | None = None,
+    coordinates: Mapping[str, object] | None = None,
+) -> xr.Dataset:
+    """Label recorded quantities as a dump does.
+
+    Parameters
+    ----------
+    recorded : Recorded
+    length : int
+        Tokens per sequence.
+    attrs : mapping
+        Attributes, beside those of the schema.
+    arrays : mapping of str to ndarray, optional
+        Other variables of the schema, in its dims.
+    coordinates : mapping of str to array_like, optional
+        Coordinates of the schema, instead of numbers or where there are none.
+
+    Returns
+    -------
+    xarray.Dataset
+        The variables of `recorded` that were recorded, and `arrays`.
+    """
+    shape = recorded.logit.shape
+    labels: dict[str, Any] = {
+        "condition": list(recorded.conditions),
+        "sequence": np.arange(shape[1]),
+        "document": recorded.document,
+        "layer": np.arange(shape[2]),
+        "head": np.arange(shape[3]),
+        "query": np.arange(shape[4]),
+        "offset": list(recorded.offsets),
+        "lag": np.arange(shape[4]),
+    }
+    labels |= coordinates or {}
+    values = {name: getattr(recorded, name) for name in VARIABLES if hasattr(recorded, name)}
+    if np.isnan(recorded.steady_square).all():
+        del values["steady_square"]
+    values |= arrays or {}
+
+    def described(units: str, long_name: str) -> dict[str, str]:
+        return {"units": units, "long_name": long_name}
+
+    return xr.Dataset(
+        {
+            name: (VARIABLES[name].dims, array, described(VARIABLES[name].units, VARIABLES[name].long_name))
+            for name, array in values.items()
+        },
+        coords={
+            name: (COORDINATES[name][0], label, described(*COORDINATES[name][1:])) for name, label in labels.items()
+        },
+        attrs={
+            "schema_version": SCHEMA_VERSION,
+            "length": length,
+            "reference_queries": reference_queries(length).tolist(),
+            **attrs,
+        },
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,44 +182,16 @@ def simulate(
     )
     seeds = np.random.SeedSequence(seed).spawn(2)
     recorded, stream = simulate_terms(design, seeds[0]), simulate_stream(design, seeds[1])
-    arrays = {
-        name: getattr(source, name)
-        for source in (recorded, stream)
-        for name in VARIABLES
-        if hasattr(source, name) and name != "steady_square"
-    }  # fmt: skip
+    arrays = {name: getattr(stream, name) for name in VARIABLES if hasattr(stream, name)}
     coordinates = {
-        "condition": list(recorded.conditions),
-        "sequence": np.arange(len(recorded.document)),
         "document": [f"simulated {seed}-{code}" for code in recorded.document],
-        "layer": np.arange(layers),
-        "head": np.arange(heads),
         "token": np.arange(length),
-        "query": np.arange(length // 2),
-        "offset": list(recorded.offsets),
-        "lag": np.arange(length // 2),
         "depth": np.arange(layers + 1),
     }
-    dataset = xr.Dataset(
-        {
-            name: (
-                VARIABLES[name].dims,
-                values,
-                {"units": VARIABLES[name].units, "long_name": VARIABLES[name].long_name},
-            )
-            for name, values in arrays.items()
-        },
-        coords={
-            name: (COORDINATES[name][0], values, {"units": COORDINATES[name][1], "long_name": COORDINATES[name][2]})
-            for name, values in coordinates.items()
-        },
-        attrs={
-            "schema_version": SCHEMA_VERSION,
-            "model_id": "simulated",
-            "seed": seed,
-            "length": length,
-            "reference_queries": design.reference_queries.tolist(),
-            "source": "posstats.simulate: synthetic, of known truth",
-        },
-    )
+    attrs = {
+        "model_id": "simulated",
+        "seed": seed,
+        "source": "posstats.simulate: synthetic, of known truth",
+    }
+    dataset = recorded_dataset(recorded, length, attrs, arrays, coordinates)
     return Simulation(dataset, expected_terms(design))

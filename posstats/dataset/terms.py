@@ -118,7 +118,8 @@ def decompose(
         join="exact",
     )  # fmt: skip
     order_of_dims = ("condition", "sequence", "layer", "head", "query", "offset")
-    terms = ds[[*_NEEDED]].assign(dict(zip(output, arrays, strict=True)))
+    kept = [name for name in (*_NEEDED, "steady_square") if name in ds]
+    terms = ds[kept].assign(dict(zip(output, arrays, strict=True)))
     terms = terms.assign_coords({name: ds[name] for name in ds.coords if set(ds[name].dims) <= set(terms.sizes)})
     for name in output:
         terms[name] = terms[name].transpose(*(dim for dim in order_of_dims if dim in terms[name].dims))

@@ -25,7 +25,7 @@ from posstats.stats.pair_products.terms import Array
 
 #: What stands for the residual stream.
 FEATURES = ("logits", "offset_logits", "stream")
-_NEEDED = ("logit", "sink_logit", "log_denominator_rest", "visible_keys")
+_NEEDED = ("logit", "sink_logit", "log_denominator_rest", "visible_keys", "learned_sink")
 #: Standard errors up to this are rounding of scores of order 1: the documents do not differ.
 _ROUNDING = 1e-12
 _NO_SINK = "sink logit left out: position 0 lies outside the window"
@@ -46,7 +46,7 @@ def decode(
 
     Ridge regression of ``log2(i + 1)``, cross-validated by document, on (a) ``log Z[i]`` of every head and (b) the
     residual-stream features; ``R2(a)``, ``R2(b)``, ``R2(a, b)``, and their unique, common and Shapley parts, such as
-    ``shapley_denominator = (R2(a) + R2(a, b) - R2(b)) / 2``. The analysed queries are ``max offset < i < T - 1``.
+    ``shapley_denominator = (R2(a) + R2(a, b) - R2(b)) / 2``. The analysed queries are ``max offset < i < Q``.
 
     Parameters
     ----------
@@ -113,7 +113,7 @@ def decode(
     queries = design.queries()
     if len(queries) < 2:
         raise DesignError(
-            f"Decoding needs at least 2 analysed queries, max offset < i < T - 1, and {len(queries)} of the probes "
+            f"Decoding needs at least 2 analysed queries, max offset < i < Q, and {len(queries)} of the probes "
             f"{data.probe.values.tolist()} are. Dump more probes or choose smaller offsets=."
         )
 
@@ -147,7 +147,7 @@ def discriminate(
     data : xarray.Dataset
         A dump, as in :func:`decode`.
     first, second : int
-        Query positions, ``max offset < first < second < T - 1``; probes if `features` is "stream".
+        Query positions, ``max offset < first < second < Q``; probes if `features` is "stream".
     features, layers, offsets, n_folds, level, seed, adjust
         As in :func:`decode`; a fold needs two documents, so there must be at least ``2 * n_folds``.
 
@@ -191,7 +191,7 @@ def discriminate(
     if not first < second or not {first, second} <= set(allowed.tolist()):
         raise InputError(
             f"Positions {first} and {second} cannot be compared: choose first < second among "
-            f"{_enumerate(allowed)} (max offset < i < T - 1{', probes only' if features == 'stream' else ''})."
+            f"{_enumerate(allowed)} (max offset < i < Q{', probes only' if features == 'stream' else ''})."
         )
 
     told_apart = partial(_told_apart, n_folds=n_folds, seed=seed)
@@ -305,7 +305,7 @@ def _features(layer: xr.Dataset, queries: np.ndarray, features: str) -> tuple[Ar
     # stays NaN for the kernel to refuse.
     seen = np.where(hidden_sink[:, None] & np.isnan(sink), -np.inf, sink)
     with np.errstate(invalid="ignore"):
-        denominator = np.logaddexp(rest, seen)
+        denominator = np.logaddexp(np.logaddexp(rest, seen), at.learned_sink.values.astype(np.float64))
     if features == "stream":
         stream = read(layer.residual_sample.sel(depth=int(layer.layer), probe=queries))
         return denominator, stream.transpose("sequence", "probe", "hidden").values.astype(np.float64, order="C"), ""

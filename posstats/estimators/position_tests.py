@@ -14,15 +14,15 @@ from posstats.errors import InputError
 from posstats.estimators.leakage import adjusted, prepare
 from posstats.execution.parallel import side_by_side
 from posstats.results.base import PositionResult
-from posstats.stats.inference.resample import check_interval_options
-from posstats.stats.pair_products.components import LayerField, analysed_queries, by_row
-from posstats.stats.pair_products.terms import Array
-from posstats.stats.pair_products.terms import reference as build_reference
+from posstats.stats.inference.resample import check_interval_options, leave_out_weights
+from posstats.stats.pair_products.components import LayerField, analysed_queries, by_row, term_sums
+from posstats.stats.pair_products.evaluate import mean_terms
+from posstats.stats.pair_products.terms import Array, check_order
 from posstats.stats.regression import Basis, PositionFit, fit_coefficients, position_basis
 from posstats.vocabulary import LOG_ATTENTION, TERMS
 
 _TERMS = (LOG_ATTENTION, *TERMS)
-#: What a slope treats the stationary reference as.
+#: What a slope treats the steady state as.
 REFERENCES = ("estimated", "fixed")
 #: Standard errors below this fraction of the largest coefficient of the head are rounding.
 _ROUNDING = 1e-10
@@ -32,6 +32,7 @@ def position_tests(
     data: xr.Dataset,
     *,
     reference: str = "estimated",
+    order: str = "shapley",
     offsets: Sequence[int] | None = None,
     level: float = 0.95,
     adjust: str = "bh",
@@ -40,17 +41,19 @@ def position_tests(
 
     ``y[n, i, d] = intercept[d] + slope * log2(i + 1) + error`` over the analysed queries, errors clustered by
     document; and the same with a natural cubic spline (3 df) in log2(i + 1), tested jointly. Least squares is linear
-    in the response, so the slopes of the five terms add up to the slope of log attention.
+    in the response, so the slopes of the four terms add up to the slope of log attention.
 
     Parameters
     ----------
     data : xarray.Dataset
         Terms (:func:`posstats.decompose`) or a dump; every condition in it is tested.
     reference : {"estimated", "fixed"}
-        Whether the standard errors of `mask`, `sink` and `denominator_drift` include that the stationary reference is
-        estimated from the same documents (delete-one pseudo-values), or take it as known. "fixed" equals
-        ``statsmodels`` OLS with clustered covariance for every term, up to the factor (n-1)/(n-K); the slopes of
-        `log_attention` and `logit_drift` do not involve the reference and equal it either way.
+        Whether the standard errors of `mask`, `sink` and `redistribution` include that the steady state is estimated
+        from the same documents (delete-one pseudo-values), or take it as known. "fixed" equals ``statsmodels`` OLS
+        with clustered covariance for every term, up to the factor (n-1)/(n-K); the slope of `log_attention` does not
+        involve the steady state and equals it either way.
+    order : {"shapley", "mask_first", "mask_last"}
+        Of mask and sink (:func:`posstats.shares`).
     offsets : sequence of int, optional
         Offsets in the regression; all of `data` if not given.
     level : float
@@ -87,9 +90,10 @@ def position_tests(
     if reference not in REFERENCES:
         raise InputError(f"reference must be one of {', '.join(REFERENCES)}, not {reference!r}.")
     check_interval_options("jackknife", level)
+    last = check_order(order)
     terms, notes, settings = prepare(data, offsets, adjust)
     queries = analysed_queries(terms.sizes["query"], terms.offset.values)
-    job = partial(_fits, queries=queries, reference=reference)
+    job = partial(_fits, queries=queries, reference=reference, last=last)
     rows = []
     for condition in np.atleast_1d(terms.condition.values):
         fitted = side_by_side(job, field_blocks(select_condition(terms, condition)))
@@ -105,65 +109,54 @@ def position_tests(
     # `relative` is constant in the query by construction: its slope is exactly 0 and there is nothing to test.
     table.loc[table.term == "relative", ["p", "spline_p"]] = np.nan
     table = adjusted(table, ["condition", "term"], adjust, {"p": "q", "spline_p": "spline_q"})
-    settings |= {"level": level, "reference": reference, "standard_errors": "clustered by document, t(G-1)"}
+    settings |= {
+        "level": level,
+        "reference": reference,
+        "order": order,
+        "standard_errors": "clustered by document, t(G-1)",
+    }
     return PositionResult(table, settings, notes)
 
 
-def _fits(block: Block, *, queries: np.ndarray, reference: str) -> tuple[PositionFit, PositionFit]:
+def _fits(block: Block, *, queries: np.ndarray, reference: str, last: float) -> tuple[PositionFit, PositionFit]:
     """Linear and spline fits of the heads of a block."""
     (field,) = block.fields()
-    linear, spline = (_fit(field, queries, position_basis(queries, kind), reference) for kind in ("linear", "spline"))
+    linear, spline = (
+        _fit(field, queries, position_basis(queries, kind), reference, last) for kind in ("linear", "spline")
+    )
     return linear, spline
 
 
-def _fit(field: LayerField, queries: np.ndarray, basis: Basis, reference: str) -> PositionFit:
+def _fit(field: LayerField, queries: np.ndarray, basis: Basis, reference: str, last: float) -> PositionFit:
     """Coefficients per (head, term) with their clustered covariance."""
     centred = basis.values - basis.values.mean(axis=0)
     project = np.linalg.pinv(centred).T  # (query, parameter)
-    n = field.sequences[:, None, None]
-
-    def slope(sums: Array) -> Array:
-        """Coefficients of each document's mean, (document, head, parameter)."""
-        return by_row(sums[:, :, queries], project) / n
-
-    share, rest, drift = slope(field.rest_share), slope(field.rest), slope(field.logit.mean(axis=-1))
-    log_z, log_rest = (by_row(logs, project) for logs in _reference_logs(field, queries, reference))
-    zero = np.zeros_like(share)
-    by_term = {
-        LOG_ATTENTION: drift + share + rest,
-        "relative": zero,
-        "mask": zero - log_z,
-        "sink": share + log_z - log_rest,
-        "logit_drift": drift,
-        "denominator_drift": rest + log_rest,
-    }
+    by_term = _by_document(field, queries, project, reference, last)
+    by_term["relative"] = np.zeros_like(by_term["mask"])
     by_document = np.stack([by_term[term] for term in _TERMS], axis=2)
     size = np.abs(by_document).max(axis=(0, 2), keepdims=True)[0]
     return fit_coefficients(by_document, field.sequences, names=basis.names, rounding=_ROUNDING * size)
 
 
-def _reference_logs(field: LayerField, queries: np.ndarray, kind: str) -> tuple[Array, Array]:
-    """``log Zref`` and ``log ZrefRest`` as each document has them, (document, head, query).
+def _by_document(field: LayerField, queries: np.ndarray, project: Array, kind: str, last: float) -> dict[str, Array]:
+    """Coefficients of each document's terms, (document, head, parameter), averaged over the offsets.
 
-    Fixed: the same for all. Estimated: delete-one pseudo-values, ``(N f - (N - n_g) f without g) / n_g``, shifted so
-    that they average to f itself; a linear function of the documents would return each document's own value.
+    Fixed: the steady state is the same for all. Estimated: delete-one pseudo-values,
+    ``(N b - (N - n_g) b without g) / n_g``, shifted so that they average to b itself; what is linear in the documents
+    returns each document's own value.
     """
-    total = field.sequences.sum()
-
-    def logs(lag_mean: Array) -> list[Array]:
-        ref = build_reference(lag_mean, field.visible_keys, field.learned_sink)
-        return [np.ascontiguousarray(one[..., queries]) for one in (ref.log_denominator, ref.log_denominator_rest)]
-
-    full = logs(field.lag_mean.sum(axis=0) / total)
-    if kind == "fixed":
-        return full[0][None], full[1][None]
     n = field.sequences[:, None, None]
-    seen = np.isfinite(field.lag_mean)
-    sums = np.where(seen, field.lag_mean, 0.0)
-    without = logs(np.where(seen, (sums.sum(axis=0) - sums) / (total - n), -np.inf))
-    pseudo = [(total * f - (total - n) * f_without) / n for f, f_without in zip(full, without, strict=True)]
-    first, second = (p - (n / total * p).sum(axis=0) + f for p, f in zip(pseudo, full, strict=True))
-    return first, second
+    if kind == "fixed":
+        sums = term_sums(field, last)
+        means = {name: values.mean(axis=-1) if values.ndim == 4 else values for name, values in sums.items()}
+        return {name: by_row(values[:, :, queries], project) / n for name, values in means.items()}
+    total = field.sequences.sum()
+    by_term = {}
+    for name, values in mean_terms(field, leave_out_weights(len(n)), last).items():
+        full, without = np.split(by_row(values[:, :, queries], project), [1])
+        pseudo = (total * full - (total - n) * without) / n
+        by_term[name] = pseudo - (n / total * pseudo).sum(axis=0) + full
+    return by_term
 
 
 def _row(linear: PositionFit, spline: PositionFit, at: tuple[int, int], level: float) -> dict[str, object]:

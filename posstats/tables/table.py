@@ -254,7 +254,7 @@ def to_latex(table: Table | Result, label: str = "") -> str:
 
     Examples
     --------
-    >>> print(to_latex(Table(pd.DataFrame({"term": ["logit_drift"], "p": [1e-6]}), "Example"), "example"))
+    >>> print(to_latex(Table(pd.DataFrame({"term": ["redistribution"], "p": [1e-6]}), "Example"), "example"))
     % needs \usepackage{booktabs}
     \begin{table}
     \centering

@@ -416,7 +416,7 @@ def share_statistics(field: LayerField, queries: NDArray[np.int64], offsets: NDA
     NumericalError
         If a value is not finite.
     """
-    slots = _Slots(field, queries, offsets, len(queries), centred=True)
+    slots = Slots(field, queries, offsets, len(queries), centred=True)
     y = slots.cut(slots.terms(0.0)[LOG_ATTENTION])
     first, last = (responses(weight)["mask"] for weight in (0.0, 1.0))
     recipe = [
@@ -424,12 +424,12 @@ def share_statistics(field: LayerField, queries: NDArray[np.int64], offsets: NDA
         (slots.terms(1.0)["mask"], last),
         (slots.terms(0.0)["redistribution"], responses(0.0)["redistribution"]),
     ]
-    grams, components = [_gram(y, y) / slots.divisor], [None]
+    grams, components = [pair_gram(y, y) / slots.divisor], [None]
     other = slots.folded(y)
     for sums, response in recipe:
         x = slots.cut(sums)
         folded = slots.folded(x)
-        grams.append(_gram(x, y) / slots.divisor if x.ndim == 4 else _gram(folded, other))
+        grams.append(pair_gram(x, y) / slots.divisor if x.ndim == 4 else pair_gram(folded, other))
         components.append(Component(response, folded, other))
     return slots.statistics(grams, components)
 
@@ -491,7 +491,7 @@ def _squares(
     *,
     centred: bool,
 ) -> Statistics:
-    slots = _Slots(field, queries, offsets, len(queries) * (1 if centred else len(offsets)), centred)
+    slots = Slots(field, queries, offsets, len(queries) * (1 if centred else len(offsets)), centred)
     moving = responses(last)
     sums = slots.terms(last)
     if not centred:
@@ -503,14 +503,23 @@ def _squares(
     for name in names:
         x = slots.cut(sums[name])
         folded = slots.folded(x)
-        grams.append(_gram(x, x) / slots.divisor if x.ndim == 4 else _gram(folded, folded))
+        grams.append(pair_gram(x, x) / slots.divisor if x.ndim == 4 else pair_gram(folded, folded))
         components.append(Component(moving[name], folded) if moving[name].moves else None)
     return slots.statistics(grams, components)
 
 
 @dataclass(frozen=True, slots=True)
-class _Slots:
-    """How fields of the query and the offset are cut, centred and folded into slots."""
+class Slots:
+    """How fields of the query and the offset are cut, centred and folded into slots (:class:`Component`).
+
+    Attributes
+    ----------
+    field : LayerField
+    queries, offsets : ndarray of int
+    divisor : int
+        What sums of products over queries and offsets are divided by.
+    centred : bool
+    """
 
     field: LayerField
     queries: NDArray[np.int64]
@@ -564,7 +573,7 @@ class _Slots:
         )
 
 
-def _gram(x: Array, z: Array) -> Array:
+def pair_gram(x: Array, z: Array) -> Array:
     """Symmetric products of (document, head, ...) sums with a zero diagonal: (head, document, document)."""
     a, b = (np.moveaxis(one, 1, 0).reshape(one.shape[1], one.shape[0], -1) for one in (x, z))
     product = a @ b.transpose(0, 2, 1)

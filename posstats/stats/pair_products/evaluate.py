@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from scipy.special import expit
 
 from posstats.errors import DesignError
+from posstats.stats.inference.replicates import sums_at
 from posstats.stats.pair_products.components import Component, LayerField, Statistics, combine
 from posstats.stats.pair_products.terms import Array, Shared
 
@@ -109,7 +110,7 @@ def mean_terms(field: LayerField, weights: Array, last: float) -> dict[str, Arra
     Returns
     -------
     dict of str to ndarray, shape (replicate, head, query)
-        Every term but `relative`, `residual` and `log_attention`, which is 0 where weights are.
+        Every term but `relative`, and `residual` and `log_attention`; not finite where no document counts.
     """
     state = State.at(field, slice(None), weights)
     total = np.maximum(weights @ field.sequences, np.finfo(np.float64).tiny)[:, None, None]
@@ -127,11 +128,6 @@ def mean_terms(field: LayerField, weights: Array, last: float) -> dict[str, Arra
     steady_logit = by_replicate(state.steady_logit).mean(axis=-1, keepdims=True)
     terms = combine(logit, weighted(field.excess), joint, 1.0, shared, steady_logit, last)
     return {name: values[..., 0] if values.ndim == 4 else values for name, values in terms.items()}
-
-
-def sums_at(sums: Array, weights: Array) -> Array:
-    """Weighted sums over documents, one head at a time: (document, head, query) -> (replicate, head, query)."""
-    return np.ascontiguousarray(np.moveaxis(weights @ np.moveaxis(sums, 0, 1), 0, 1))
 
 
 def pair_products(stats: Statistics, components: Sequence[int] | None = None) -> Array:

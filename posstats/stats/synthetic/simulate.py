@@ -262,7 +262,9 @@ def record_logits(
     logits: Mapping[str, ArrayLike],
     offsets: Sequence[int],
     document: Sequence[int] | None = None,
+    *,
     window: int | None = None,
+    visible_keys: ArrayLike | None = None,
     learned_sink: ArrayLike = -np.inf,
 ) -> Recorded:
     """Reduce explicit logits to the recorded quantities.
@@ -277,6 +279,9 @@ def record_logits(
         Document of each sequence; each its own by default.
     window : int, optional
         Sliding window: the number of keys a query sees at most.
+    visible_keys : array_like of int, optional
+        Number of keys each query sees, the run that ends at it, broadcasts to (layer, query) with T queries; what
+        `window` shows by default.
     learned_sink : array_like
         Learned sink logits, broadcast to (layer, head); ``-inf`` for none.
 
@@ -294,31 +299,50 @@ def record_logits(
     n_sequences, n_layers, n_heads, length = s.shape[1:5]
     if length < 8 or length % 4:
         raise InputError(f"Sequences of {length} tokens: at least 8 are needed, in a number divisible by 4.")
-    n_queries, most = length // 2, min(window or length, length // 2)
+    n_queries = length // 2
     position = np.arange(length)
-    visible = (position <= position[:, None]) & (position > position[:, None] - (window or length))
-    analysed, seen = s[..., :n_queries, :n_queries], visible[:n_queries, :n_queries]
-    ordinary = seen & (position[:n_queries] >= 1)
+    shown = np.minimum(position + 1, window or length) if visible_keys is None else np.asarray(visible_keys)
+    shown = np.broadcast_to(shown, (n_layers, length))
+    key = position[:n_queries]
+    lag = key[:, None] - key
+    visible = (lag >= 0) & (lag < shown[:, :n_queries, None])
+    ordinary = (visible & (key >= 1))[:, None]
+    analysed = s[..., :n_queries, :n_queries]
     recorded = np.full((*s.shape[:4], n_queries, len(offsets)), np.nan)
     for o, d in enumerate(offsets):
-        diagonal = np.diagonal(np.where(ordinary, analysed, np.nan), -d, axis1=4, axis2=5)
-        recorded[..., d:, o] = diagonal
+        recorded[..., d:, o] = np.diagonal(np.where(ordinary, analysed, np.nan), -d, axis1=4, axis2=5)
     with np.errstate(divide="ignore"):  # query 0 has no ordinary key
         rest = logsumexp(np.where(ordinary, analysed, -np.inf), axis=-1)
-    r = reference_queries(length)
-    steady = s[..., r[:, None], r[:, None] - np.arange(most)]
-    log_sum = np.logaddexp.accumulate(steady, axis=-1)
-    beyond = [(0, 0)] * 4 + [(0, n_queries - most)]
+    steady_logit, steady_log_sum, steady_square = _steady_state(s, shown)
     return Recorded(
         recorded,
-        np.where(seen[:, 0], analysed[..., 0], np.nan),
+        np.where(visible[:, None, :, 0], analysed[..., 0], np.nan),
         rest,
-        np.pad(steady.mean(axis=-2), beyond, constant_values=np.nan),
-        np.pad(log_sum.mean(axis=-2), beyond, constant_values=np.nan),
-        ((steady - log_sum[..., -1:]) ** 2).mean(axis=(-2, -1)),
+        steady_logit,
+        steady_log_sum,
+        steady_square,
         np.array(np.broadcast_to(np.asarray(learned_sink, dtype=np.float64), (n_layers, n_heads))),
-        np.broadcast_to(seen.sum(axis=1), (n_layers, n_queries)).copy(),
+        np.array(shown[:, :n_queries]),
         np.arange(n_sequences) if document is None else np.asarray(document),
         tuple(offsets),
         tuple(logits),
     )
+
+
+def _steady_state(s: Array, shown: NDArray[np.int64]) -> tuple[Array, Array, Array]:
+    """Logits, log-sums and squares of the steady state of logits (..., layer, head, query, key)."""
+    length = s.shape[-1]
+    r, lag = reference_queries(length), np.arange(length // 2)
+    seen = lag < shown[:, r, None]  # layer, reference query, lag
+    logit = np.where(seen[:, None], s[..., r[:, None], r[:, None] - lag], np.nan)
+    with np.errstate(invalid="ignore"):  # NaN from the first key on that a query does not see
+        log_sum = np.logaddexp.accumulate(logit, axis=-1)
+    most = np.minimum(shown[:, r], len(lag)) - 1
+    whole = np.take_along_axis(log_sum, np.broadcast_to(most[:, None, :, None], (*log_sum.shape[:-1], 1)), axis=-1)
+
+    def mean(values: Array) -> Array:
+        count = seen.sum(axis=1)[:, None]
+        total = np.where(seen[:, None], values, 0.0).sum(axis=-2)
+        return np.divide(total, count, out=np.full(total.shape, np.nan), where=count > 0)
+
+    return mean(logit), mean(log_sum), np.nanmean(mean((logit - whole) ** 2), axis=-1)
