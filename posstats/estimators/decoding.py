@@ -182,7 +182,7 @@ def discriminate(
     --------
     >>> import posstats as ps
     >>> from posstats.estimators.decoding import discriminate
-    >>> result = discriminate(ps.simulate(n=30, length=64, seed=0).dataset, 10, 50)
+    >>> result = discriminate(ps.simulate(n=30, length=64, seed=0).dataset, 10, 30)
     >>> bool(result.table.set_index("part").low["denominator"] > 0.5)  # the denominator counts the keys
     True
     """

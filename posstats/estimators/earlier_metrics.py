@@ -222,7 +222,7 @@ def trap_table(
     >>> from posstats.estimators.earlier_metrics import trap_table
     >>> table = trap_table().table.set_index("field")
     >>> table.leakage[["relative", "linear query term"]].round(6).tolist()  # the softmax cancels the line
-    [0.412554, 0.412554]
+    [0.200099, 0.200099]
     >>> round(float(table.linear_delta_r2["linear query term"]), 2)  # the earlier metric does not
     0.35
     """

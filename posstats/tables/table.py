@@ -264,7 +264,7 @@ def to_latex(table: Table | Result, label: str = "") -> str:
     \toprule
     term & p \\
     \midrule
-    logit\_drift & $1.00 \times 10^{-6}$ \\
+    redistribution & $1.00 \times 10^{-6}$ \\
     \bottomrule
     \end{tabular}
     \end{table}
