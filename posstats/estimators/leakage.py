@@ -242,7 +242,7 @@ def size(
     inference = Inference(level, method or DEFAULT_METHODS["leakage"], n_resamples, n_permutations, seed)
     kernel = partial(size_statistics, last=check_order(order))
     terms, notes, settings = prepare(data, offsets, adjust)
-    rows = []
+    rows: list[dict[str, object]] = []
     for condition, one in _conditions(terms):
         rows += _squares(one, condition, kernel, share_bins(one, octaves), by, inference)
     table = adjusted(pd.DataFrame(rows), ["condition", "queries", "term"], adjust, {"p": "q"})
@@ -297,7 +297,7 @@ def magnitude(
     inference = Inference(level, method or DEFAULT_METHODS["magnitude"], n_resamples, n_permutations, seed)
     kernel = partial(magnitude_statistics, last=check_order(order))
     terms, notes, settings = prepare(data, offsets, adjust)
-    rows = []
+    rows: list[dict[str, object]] = []
     for condition, one in _conditions(terms):
         rows += _squares(one, condition, kernel, magnitude_bins(one), by, inference)
     table = adjusted(pd.DataFrame(rows), ["condition", "queries", "term"], adjust, {"p": "q"})

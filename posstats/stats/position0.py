@@ -206,7 +206,7 @@ class Displacement:
         by: list[Array] = []
         change: list[Array] = []
         for sign, stats in zip((1.0, -1.0), self.sides, strict=True):
-            (component,) = stats.components
+            (component,) = filter(None, stats.components)
             moves = State.at(stats.field, slice(None), weights).moves(component, stats)
             by += moves.by
             change += [sign * one for one in moves.change]

@@ -11,6 +11,7 @@ from posstats.stats.pair_products.components import LayerField, magnitude_statis
 from posstats.stats.pair_products.evaluate import evaluate
 from posstats.stats.pair_products.terms import ORDERS, KeyCounts, Shared, SteadyState
 from posstats.stats.synthetic.simulate import Recorded, explicit_logits, record_logits
+from posstats.vocabulary import DEFAULT_OFFSETS
 
 TERMS = ["relative", "mask", "sink", "redistribution"]
 QUICK = {"n_permutations": 99}
@@ -36,7 +37,7 @@ def iid_logits(length, n, heads, profile, sd, seed):
 @pytest.mark.parametrize("sd", [0.0, 1.0, 2.0, 3.0])
 def test_content_is_no_position(length, n, heads, profile, sd):
     """iid Gaussian logits: the number of keys is all the position there is, however far the logits scatter."""
-    ds = dataset(iid_logits(length, n, heads, profile, sd, seed=5), offsets=(0, 1, 2, 4, 8))
+    ds = dataset(iid_logits(length, n, heads, profile, sd, seed=5), offsets=DEFAULT_OFFSETS)
     share = ps.shares(ds, octaves=False, **QUICK).table.set_index("term")
     # 0.02, and what the estimate may miss by: se is at most 0.01, but for short sequences that scatter by 3 nats.
     allowed = 0.02 + 2 * share.se

@@ -82,7 +82,7 @@ class LayerField:
     @classmethod
     def of(
         cls,
-        recorded: Mapping[str, NDArray[np.floating]],
+        recorded: Mapping[str, Array],
         document: NDArray[np.int64],
         visible_keys: NDArray[np.integer],
         learned_sink: Array,
@@ -424,7 +424,8 @@ def share_statistics(field: LayerField, queries: NDArray[np.int64], offsets: NDA
         (slots.terms(1.0)["mask"], last),
         (slots.terms(0.0)["redistribution"], responses(0.0)["redistribution"]),
     ]
-    grams, components = [pair_gram(y, y) / slots.divisor], [None]
+    grams = [pair_gram(y, y) / slots.divisor]
+    components: list[Component | None] = [None]
     other = slots.folded(y)
     for sums, response in recipe:
         x = slots.cut(sums)

@@ -450,20 +450,28 @@ def _evaluate_heads(
     numerators = drawn.quadratic(gram)
     fewer = drawn.fewer() if left.size else None
     for k, component in enumerate(stats.components):
-        numerator, moved = numerators[:, k], None
+        numerator = numerators[:, k]
+        without = numerator[..., None] - 2 * drawn.weights @ gram[:, k] if fewer is not None else np.zeros(())
         if component is not None and state is not None:
-            field, other = (
-                None if one is None else np.ascontiguousarray(np.moveaxis(one[:, heads], 1, 0))
-                for one in (component.field, component.other)
+            moved = Moved.of(
+                _by_head(component.field, heads),
+                None if component.other is None else _by_head(component.other, heads),
+                state.moves(component, stats),
+                drawn.weights,
+                centred=stats.centred,
+                gradients=fewer is not None,
             )
-            moves = state.moves(component, stats)
-            moved = Moved.of(field, other, moves, drawn.weights, centred=stats.centred, gradients=fewer is not None)
-            numerator = numerator + moved.numerator(drawn.weights)
+            beyond = moved.numerator(drawn.weights)
+            numerator = numerator + beyond
+            if fewer is not None:
+                without += beyond[..., None] + 2 * (drawn.weights * moved.own - moved.paired)
+                change = state.change(component, stats, moved.gradients, drawn)
+                without += change * (fewer / drawn.pairs[:, None])
         value[:, :, k] = (numerator / drawn.pairs).T
-        if fewer is None:
-            continue
-        without = numerator[..., None] - 2 * drawn.weights @ gram[:, k]
-        if moved is not None:
-            without += 2 * (drawn.weights * moved.own - moved.paired)
-            without += state.change(component, stats, moved.gradients, drawn) * (fewer / drawn.pairs[:, None])
-        left[:, :, :, k] = np.moveaxis(without / fewer, 0, 2)
+        if fewer is not None:
+            left[:, :, :, k] = np.moveaxis(without / fewer, 0, 2)
+
+
+def _by_head(values: Array, heads: slice) -> Array:
+    """Some heads of (document, head, slot), heads first."""
+    return np.ascontiguousarray(np.moveaxis(values[:, heads], 1, 0))
