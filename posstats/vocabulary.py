@@ -6,6 +6,8 @@ using the same strings; ``tests/test_store.py`` checks that a dump carries exact
 
 from dataclasses import dataclass
 
+from posstats.errors import InputError
+
 SCHEMA_VERSION = "2"
 
 #: The four additive terms of log attention, in the order of the identity (docs/method.md, section 2).
@@ -22,6 +24,12 @@ DEFAULT_OFFSETS = (0, 1, 2, 4, 8, 16)
 #: Sequences and tokens per sequence of the default design.
 DEFAULT_SEQUENCES = 48
 DEFAULT_LENGTH = 256
+#: Most reference queries that the steady state is measured at.
+REFERENCE_QUERIES = 64
+#: Queries at which the attention that keys receive is sampled, where a sequence is long enough.
+RECEIVED_QUERIES = 32
+#: A key receives attention from queries at least this far behind it.
+RECEIVED_DISTANCE = 16
 
 #: Fewer documents than this is an error.
 MINIMUM_DOCUMENTS = 5
@@ -64,13 +72,16 @@ class Variable:
     long_name : str
         One line for plots and for xarray's HTML view.
     optional : bool
-        Whether a dump may lack it: one made without probes, by an earlier version, or by simulation.
+        Whether a dump may lack it: one made without probes, or by simulation.
+    dtype : str
+        Number format, whatever that of the model; empty where it follows the model's.
     """
 
     dims: tuple[str, ...]
     units: str
     long_name: str
     optional: bool = False
+    dtype: str = ""
 
 
 _BLOCK = ("condition", "sequence", "layer", "head")
@@ -89,29 +100,44 @@ VARIABLES = {
         (*_BLOCK, "query"), "nats", "attention logit s[i, 0] on position 0; NaN where position 0 is not visible"
     ),
     "log_denominator_rest": Variable(
-        (*_BLOCK, "query"),
-        "nats",
-        "log of the sum of exp s[i, j] over visible keys j >= 1, no learned sink; -inf where there is none",
+        (*_BLOCK, "query"), "nats", "log of the sum over visible keys j >= 1 of exp s[i, j]; -inf where there is none"
     ),
     "logit_total": Variable(
-        (*_BLOCK, "offset"),
-        "nats",
-        "sum of the stored logit over the analysed queries, NaN left out: seals the numbers",
+        (*_BLOCK, "offset"), "nats", "sum over the queries of logit as it is stored, NaN left out", dtype="float64"
     ),
     "steady_logit": Variable(
         (*_BLOCK, "lag"),
         "nats",
-        "mean of s[r, r-lag] over the reference queries r that see the lag; NaN where none does",
+        "mean over the reference queries r that see that key of s[r, r-lag]; NaN where none does",
     ),
     "steady_log_sum": Variable(
         (*_BLOCK, "lag"),
         "nats",
-        "mean of log sum_{d <= lag} exp s[r, r-d] over the reference queries r that see lag + 1 keys; NaN without one",
+        "mean over the reference queries r that see lag + 1 keys of the log of the sum over d <= lag of exp s[r, r-d]; "
+        "NaN where none does",
     ),
     "steady_square": Variable(
         _BLOCK,
         "nats^2",
         "mean over the lags of the mean over reference queries of (s[r, r-lag] - log sum_d exp s[r, r-d])^2",
+        optional=True,
+    ),
+    "attention_received": Variable(
+        (*_BLOCK, "key"),
+        "1",
+        "attention on the key, mean over the sampled queries that see it and come at least 16 after it; NaN where none",
+        optional=True,
+    ),
+    "linear_r2_offset": Variable(
+        _BLOCK,
+        "1",
+        "R-squared of the line in i-j through the logits s[i, j] of all visible pairs; NaN where not defined",
+        optional=True,
+    ),
+    "linear_r2_position": Variable(
+        _BLOCK,
+        "1",
+        "R-squared of the plane in i and j through the logits s[i, j] of all visible pairs; NaN where not defined",
         optional=True,
     ),
     "learned_sink": Variable(
@@ -160,22 +186,16 @@ VARIABLES = {
     "residual_norm": Variable(
         ("condition", "sequence", "depth", "token"), "residual-stream units", "Euclidean norm of the residual stream"
     ),
+    "residual_median": Variable(
+        ("condition", "sequence", "depth"),
+        "residual-stream units",
+        "median over tokens and channels of the magnitude of the residual stream",
+        optional=True,
+    ),
     "residual_sample": Variable(
         ("condition", "sequence", "depth", "probe", "hidden"),
         "residual-stream units",
         "residual stream at the probe positions",
-        optional=True,
-    ),
-    "residual_median": Variable(
-        ("condition", "sequence", "depth"),
-        "residual-stream units",
-        "median over tokens and channels of the absolute residual stream",
-        optional=True,
-    ),
-    "attention_received": Variable(
-        (*_BLOCK, "key"),
-        "1",
-        "mean attention on the key from sampled queries at least 16 behind it; NaN where no sampled query sees it",
         optional=True,
     ),
 }
@@ -188,10 +208,89 @@ COORDINATES = {
     "layer": ("layer", "1", "layer, 0 is the first"),
     "head": ("head", "1", "query head"),
     "token": ("token", "tokens", "position in the whole sequence"),
-    "query": ("query", "tokens", "analysed query position i"),
+    "query": ("query", "tokens", "analysed query position i, in the first half of the sequence"),
+    "key": ("key", "tokens", "key position j, in the first half of the sequence"),
     "offset": ("offset", "tokens", "distance i - j from query to key at which logits are recorded"),
-    "lag": ("lag", "tokens", "distance r - j from reference query to key in the steady state"),
-    "key": ("key", "tokens", "key position j"),
+    "lag": ("lag", "tokens", "distance i - j from query to key in the steady state"),
     "depth": ("depth", "1", "number of blocks the residual stream has passed"),
     "probe": ("probe", "tokens", "position at which the residual stream is sampled"),
 }
+
+
+def analysed_half(length: int) -> int:
+    """Return the number of analysed queries of a sequence: its first half.
+
+    Parameters
+    ----------
+    length : int
+        Tokens of the sequence.
+
+    Returns
+    -------
+    int
+        ``length / 2``: the queries 0 .. length/2 - 1, and as many keys and lags.
+
+    Raises
+    ------
+    InputError
+        If the length is not a positive multiple of 4.
+
+    Examples
+    --------
+    >>> analysed_half(256)
+    128
+    """
+    if length < 4 or length % 4:
+        raise InputError(
+            f"the length must be a multiple of 4 tokens, half of which are analysed and the last quarter of which is "
+            f"the steady state, not {length}"
+        )
+    return length // 2
+
+
+def reference_queries(length: int) -> list[int]:
+    """Return the queries that the steady state is measured at: evenly spaced in the last quarter of a sequence.
+
+    Parameters
+    ----------
+    length : int
+        Tokens of the sequence, a multiple of 4.
+
+    Returns
+    -------
+    list of int
+        ``min(length / 4, 64)`` positions with one distance between neighbours, the last one ``length - 1``.
+
+    Examples
+    --------
+    >>> reference_queries(16)
+    [12, 13, 14, 15]
+    """
+    return _evenly_spaced(length // 4, REFERENCE_QUERIES, length)
+
+
+def received_queries(length: int) -> list[int]:
+    """Return the queries at which the attention that keys receive is sampled: evenly spaced in the last three quarters.
+
+    Parameters
+    ----------
+    length : int
+        Tokens of the sequence, a multiple of 4.
+
+    Returns
+    -------
+    list of int
+        ``min(3 * length / 4, 32)`` positions with one distance between neighbours, the last one ``length - 1``.
+
+    Examples
+    --------
+    >>> len(received_queries(256)), received_queries(256)[:2], received_queries(256)[-1]
+    (32, [69, 75], 255)
+    """
+    return _evenly_spaced(3 * length // 4, RECEIVED_QUERIES, length)
+
+
+def _evenly_spaced(span: int, most: int, length: int) -> list[int]:
+    """At most so many positions of the last `span` of a sequence."""
+    count = min(span, most)
+    return list(range(length - 1 - (count - 1) * (span // count), length, span // count))

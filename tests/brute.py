@@ -37,9 +37,10 @@ def causal(length, window=None):
 
 
 def reference_queries(length):
-    """Queries of the steady state: min(T/4, 64) of the last quarter, evenly spaced."""
-    count, first, last = min(length // 4, 64), 3 * length // 4, length - 1
-    return sorted({round(first + k * (last - first) / (count - 1)) for k in range(count)})
+    """Queries of the steady state: min(T/4, 64) of the last quarter, evenly spaced up to the last query."""
+    quarter = length // 4
+    every = max(1, quarter // 64)
+    return sorted(length - 1 - k * every for k in range(min(quarter, 64)))
 
 
 def octave_bins(n_queries):

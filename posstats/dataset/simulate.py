@@ -9,9 +9,9 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from posstats.errors import InputError
-from posstats.stats.synthetic.design import Design, Effects, Noise, Truth, expected_terms, reference_queries
+from posstats.stats.synthetic.design import Design, Effects, Noise, Truth, expected_terms
 from posstats.stats.synthetic.simulate import Recorded, simulate_stream, simulate_terms
-from posstats.vocabulary import BASELINE, COORDINATES, SCHEMA_VERSION, VARIABLES
+from posstats.vocabulary import BASELINE, COORDINATES, SCHEMA_VERSION, VARIABLES, reference_queries
 
 
 def recorded_dataset(
@@ -71,7 +71,7 @@ def recorded_dataset(
         attrs={
             "schema_version": SCHEMA_VERSION,
             "length": length,
-            "reference_queries": reference_queries(length).tolist(),
+            "reference_queries": reference_queries(length),
             **attrs,
         },
     )

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from posstats.errors import DesignError, InputError
 from posstats.stats.pair_products.terms import KeyCounts, Shared, check_order
-from posstats.vocabulary import BASELINE, LOG_ATTENTION, RESIDUAL, RESIDUAL_TERMS, TERMS
+from posstats.vocabulary import BASELINE, LOG_ATTENTION, RESIDUAL, RESIDUAL_TERMS, TERMS, analysed_half
 
 Array = NDArray[np.float64]
 
@@ -176,12 +176,7 @@ class Design:
     @property
     def n_queries(self) -> int:
         """Analysed queries, Q: half of the tokens."""
-        return self.length // 2
-
-    @property
-    def reference_queries(self) -> NDArray[np.int64]:
-        """Queries of the steady state (:func:`reference_queries`)."""
-        return reference_queries(self.length)
+        return analysed_half(self.length)
 
     @property
     def visible_keys(self) -> NDArray[np.int64]:
@@ -193,17 +188,6 @@ class Design:
     def most_keys(self) -> list[int]:
         """Keys that the steady state of each layer shows, n*."""
         return [self.n_queries if w is None else min(w, self.n_queries) for w in self._windows()]
-
-
-def reference_queries(length: int) -> NDArray[np.int64]:
-    """Queries of the steady state: ``min(T/4, 64)`` of the last quarter, evenly spaced.
-
-    Examples
-    --------
-    >>> reference_queries(16).tolist()
-    [12, 13, 14, 15]
-    """
-    return np.unique(np.linspace(3 * length // 4, length - 1, min(length // 4, 64)).round().astype(np.int64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +204,8 @@ class Population:
         ``log Zrest``.
     excess : (layer, head, query)
         ``-log(1 - A0) = log Z - log Zrest``; 0 where position 0 is not visible.
+    denominator_drift : (layer, head, query)
+        What is taken from the log denominator over the ordinary keys.
     terms : dict of str to (layer, head, query, offset)
         The terms that are prescribed: `relative`, `mask_first`, `mask_last`, `whole` (mask and sink together) and
         `redistribution`.
@@ -230,6 +216,7 @@ class Population:
     logit: Array
     rest: Array
     excess: Array
+    denominator_drift: Array
     terms: dict[str, Array]
 
     @classmethod
@@ -292,6 +279,7 @@ class Population:
             relative[..., None, offsets] + drift,
             log_rest + level - denominator_drift,
             excess,
+            denominator_drift,
             {name: np.where(np.isnan(redistribution), np.nan, value) for name, value in terms.items()},
         )
 

@@ -14,8 +14,8 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.signal import lfilter
 from scipy.special import logsumexp
 
-from posstats.errors import InputError
-from posstats.stats.synthetic.design import Array, Design, Noise, Population, reference_queries
+from posstats.stats.synthetic.design import Array, Design, Noise, Population
+from posstats.vocabulary import analysed_half, reference_queries
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,9 @@ def simulate_terms(design: Design, seed: int | np.random.SeedSequence = 0) -> Re
 
     steady = mean("steady_logit")
     scatter = (
-        noise.logit / np.sqrt(len(design.reference_queries)) * _noise(rng, design, (n_queries,), autocorrelated=False)
+        noise.logit
+        / np.sqrt(len(reference_queries(design.length)))
+        * _noise(rng, design, (n_queries,), autocorrelated=False)
     )
     log_sum = mean("steady_log_sum")
     weight = np.exp(steady - log_sum[..., :1])  # any shift will do
@@ -297,9 +299,7 @@ def record_logits(
     s = np.stack([np.asarray(value, dtype=np.float64) for value in logits.values()])
     s = s[:, :, None] if s.ndim == 5 else s
     n_sequences, n_layers, n_heads, length = s.shape[1:5]
-    if length < 8 or length % 4:
-        raise InputError(f"Sequences of {length} tokens: at least 8 are needed, in a number divisible by 4.")
-    n_queries = length // 2
+    n_queries = analysed_half(length)
     position = np.arange(length)
     shown = np.minimum(position + 1, window or length) if visible_keys is None else np.asarray(visible_keys)
     shown = np.broadcast_to(shown, (n_layers, length))
@@ -332,7 +332,7 @@ def record_logits(
 def _steady_state(s: Array, shown: NDArray[np.int64]) -> tuple[Array, Array, Array]:
     """Logits, log-sums and squares of the steady state of logits (..., layer, head, query, key)."""
     length = s.shape[-1]
-    r, lag = reference_queries(length), np.arange(length // 2)
+    r, lag = np.array(reference_queries(length)), np.arange(length // 2)
     seen = lag < shown[:, r, None]  # layer, reference query, lag
     logit = np.where(seen[:, None], s[..., r[:, None], r[:, None] - lag], np.nan)
     with np.errstate(invalid="ignore"):  # NaN from the first key on that a query does not see
