@@ -153,9 +153,10 @@ def _by_document(field: LayerField, queries: np.ndarray, project: Array, kind: s
     total = field.sequences.sum()
     by_term = {}
     for name, values in mean_terms(field, leave_out_weights(len(n)), last).items():
-        full, without = np.split(by_row(values[:, :, queries], project), [1])
+        # In one order in memory: sums over documents must not depend on how many heads there are.
+        full, without = np.split(np.ascontiguousarray(values[:, :, queries]), [1])
         pseudo = (total * full - (total - n) * without) / n
-        by_term[name] = pseudo - (n / total * pseudo).sum(axis=0) + full
+        by_term[name] = by_row(pseudo - (n / total * pseudo).sum(axis=0) + full, project)
     return by_term
 
 
