@@ -13,7 +13,6 @@ from posstats.stats.synthetic.design import Design, Effects, Noise, Truth, expec
 from posstats.stats.synthetic.simulate import Recorded, simulate_stream, simulate_terms
 from posstats.vocabulary import BASELINE, COORDINATES, SCHEMA_VERSION, VARIABLES, Variable, reference_queries
 
-
 #: What content scatter is made of, beside the variables of the schema; a dump may lack it.
 STEADY_SQUARE = Variable(
     ("condition", "sequence", "layer", "head"),
