@@ -36,7 +36,7 @@ _FAMILIES = {
     ContrastResult: "all rows of the same contrast and quantity",
     ClaimsResult: "all p-values of one ledger, that is of one model and dump",
 }
-_ALL = "max offset < i < T - 1"
+_ALL = "max offset < i < Q"
 #: Which queries the rows are about.
 _QUERIES = {
     LeakageResult: f"{_ALL} (bin all), summed over the offsets: compare leakage at the same offsets only",
