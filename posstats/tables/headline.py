@@ -108,5 +108,5 @@ def _analysed(dataset: xr.Dataset) -> str:
     offsets = dataset.offset.values.tolist()
     return (
         f"offsets {', '.join(map(str, offsets))} tokens; max offset < i < Q is i = {max(offsets) + 1} to "
-        f"{dataset.sizes['query'] - 2}; conditions {', '.join(map(str, dataset.condition.values.tolist()))}"
+        f"{dataset.sizes['query'] - 1}; conditions {', '.join(map(str, dataset.condition.values.tolist()))}"
     )
