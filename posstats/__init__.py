@@ -20,6 +20,7 @@ from posstats import errors as errors
 from posstats._version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from posstats.dataset.attention import from_attention
     from posstats.dataset.simulate import simulate
     from posstats.dataset.store import open_dump, write_dump
     from posstats.dataset.terms import decompose
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from posstats.estimators.contrast import contrast
     from posstats.estimators.decoding import decode, discriminate
     from posstats.estimators.earlier_metrics import earlier_metrics
-    from posstats.estimators.leakage import leakage, magnitude, removal, shares
+    from posstats.estimators.leakage import leakage, magnitude, removal, shares, size
     from posstats.estimators.model_level import model_level
     from posstats.estimators.position_tests import position_tests
     from posstats.estimators.readers import readers
@@ -48,6 +49,7 @@ _HOMES = {
     "discriminate": "posstats.estimators.decoding",
     "dump": "posstats.dumping.run.dump",
     "earlier_metrics": "posstats.estimators.earlier_metrics",
+    "from_attention": "posstats.dataset.attention",
     "join_dump": "posstats.dumping.run.dump",
     "leakage": "posstats.estimators.leakage",
     "load_model": "posstats.dumping.model.load",
@@ -61,6 +63,7 @@ _HOMES = {
     "repeat_sequences": "posstats.dumping.inputs.sequences",
     "shares": "posstats.estimators.leakage",
     "simulate": "posstats.dataset.simulate",
+    "size": "posstats.estimators.leakage",
     "sinks": "posstats.estimators.sinks",
     "text_sequences": "posstats.dumping.inputs.sequences",
     "trajectory": "posstats.estimators.trajectory",
@@ -76,6 +79,7 @@ __all__ = [
     "discriminate",
     "dump",
     "earlier_metrics",
+    "from_attention",
     "join_dump",
     "leakage",
     "load_model",
@@ -90,6 +94,7 @@ __all__ = [
     "shares",
     "simulate",
     "sinks",
+    "size",
     "text_sequences",
     "trajectory",
     "write_dump",

@@ -11,14 +11,17 @@ import xarray as xr
 
 from posstats.vocabulary import COORDINATES, SCHEMA_VERSION, VARIABLES
 
-TERMS = ("relative", "mask", "sink", "logit_drift", "denominator_drift")
-RESIDUAL_TERMS = ("sink", "logit_drift", "denominator_drift")
+TERMS = ("relative", "mask", "sink", "redistribution")
+RESIDUAL_TERMS = ("sink", "redistribution")
+#: Everything that is compared: the terms, what they add up to, and the mask in either order.
+NAMES = (*TERMS, "residual", "log_attention", "mask_first", "mask_last")
 #: The variables of a dump that the estimators read.
 ANALYSED_VARIABLES = (
     "logit",
     "sink_logit",
     "log_denominator_rest",
-    "logit_sum_by_lag",
+    "steady_logit",
+    "steady_log_sum",
     "learned_sink",
     "visible_keys",
 )
@@ -33,14 +36,26 @@ def causal(length, window=None):
     return visible
 
 
-def octave_bins(length):
-    """Queries of [2, 4), [4, 8), ...; like every analysed query they end before the last one."""
+def reference_queries(length):
+    """Queries of the steady state: min(T/4, 64) of the last quarter, evenly spaced up to the last query."""
+    quarter = length // 4
+    every = max(1, quarter // 64)
+    return sorted(length - 1 - k * every for k in range(min(quarter, 64)))
+
+
+def octave_bins(n_queries):
+    """Queries of [2, 4), [4, 8), ... within the analysed half; no bin of a single query."""
     bins = []
     low = 2
-    while low < length - 1:
-        bins.append(list(range(low, min(2 * low, length - 1))))
+    while low < n_queries:
+        bins.append(list(range(low, min(2 * low, n_queries))))
         low *= 2
-    return bins
+    return [one for one in bins if len(one) > 1]
+
+
+def log_or_nothing(x):
+    """Logarithm, minus infinity of 0."""
+    return math.log(x) if x > 0 else -math.inf
 
 
 class Brute:
@@ -49,34 +64,40 @@ class Brute:
     Parameters
     ----------
     logits : array, (sequence, layer, head, query, key) or, for a single layer, (sequence, head, query, key)
+        All T queries and keys; the first half of the queries is analysed.
     documents : sequence of labels, one per sequence
     offsets : sequence of int
     visible : bool array, (layer, query, key) or (query, key); causal if omitted
     learned_sink : array, (layer, head) or (head,); -inf where there is none
     weights : numbers, one per document in sorted order of the labels: how often a replicate drew the document
+    order : "shapley", "mask_first" or "mask_last"
 
     Attributes
     ----------
     reference : array, (layer, head, lag)
-    z_reference, z_reference_rest, a0_reference : array, (layer, head, query)
+    log_sum : array, (layer, head, number of keys): G(m), minus infinity for no key
+    most : list, one per layer: the number of keys of the steady state
     terms : dict, name -> array, (sequence, layer, head, query, offset)
-        The five terms, ``residual`` and ``log_attention`` (taken from an explicit softmax, not from the terms);
-        NaN where the key is position 0, absent or masked.
+        :data:`NAMES`, ``log_attention`` taken from an explicit softmax, not from the terms; NaN where the key is
+        position 0, absent or masked.
     """
 
-    def __init__(self, logits, documents, offsets, visible=None, learned_sink=None, weights=None):
+    def __init__(self, logits, documents, offsets, visible=None, learned_sink=None, weights=None, order="shapley"):
         logits = np.asarray(logits, dtype=np.float64)
         self.logits = logits[:, None] if logits.ndim == 4 else logits
-        self.shape = self.logits.shape[:4]
-        visible = causal(self.shape[3]) if visible is None else visible
-        learned_sink = -np.inf if learned_sink is None else learned_sink
-        self._prepare(documents, offsets, visible, learned_sink, weights)
+        n_sequences, n_layers, n_heads, self.length = self.logits.shape[:4]
+        self.n_queries = self.length // 2
+        self.shape = (n_sequences, n_layers, n_heads, self.n_queries)
+        visible = causal(self.length) if visible is None else visible
+        self.visible = np.broadcast_to(np.asarray(visible, dtype=bool), (n_layers, self.length, self.length))
+        self.r = reference_queries(self.length)
+        self._prepare(documents, offsets, -np.inf if learned_sink is None else learned_sink, weights, order)
 
-    def _prepare(self, documents, offsets, visible, learned_sink, weights):
-        n_sequences, n_layers, n_heads, self.length = self.shape
+    def _prepare(self, documents, offsets, learned_sink, weights, order):
+        n_sequences, n_layers, n_heads, _ = self.shape
         self.documents = list(documents)
         self.offsets = list(offsets)
-        self.visible = np.broadcast_to(np.asarray(visible, dtype=bool), (n_layers, self.length, self.length))
+        self.order = order
         self.learned_sink = np.broadcast_to(np.asarray(learned_sink, dtype=np.float64), (n_layers, n_heads))
         labels = sorted(set(self.documents))
         weights = [1.0] * len(labels) if weights is None else [float(w) for w in weights]
@@ -86,22 +107,25 @@ class Brute:
         self.weights = [of_document[label] for label in self.documents]
         if len(self.documents) != n_sequences:
             raise ValueError(f"{len(self.documents)} documents for {n_sequences} sequences")
-        self._reference()
+        self._steady_state()
         self._terms()
 
-    def _sum_by_lag(self, n, layer, head, d):
-        total = 0.0
-        for i in range(d + 1, self.length):
-            if self.visible[layer, i, i - d]:
-                total += self.logits[n, layer, head, i, i - d]
-        return total
+    def _steady_logit(self, n, layer, head, d):
+        values = [self.logits[n, layer, head, r, r - d] for r in self.r if self.visible[layer, r, r - d]]
+        return sum(values) / len(values)
+
+    def _steady_log_sum(self, n, layer, head, m):
+        values = []
+        for r in self.r:
+            if all(self.visible[layer, r, r - d] for d in range(m)):
+                values.append(math.log(sum(math.exp(self.logits[n, layer, head, r, r - d]) for d in range(m))))
+        return sum(values) / len(values)
+
+    def _most_keys(self, layer):
+        return max(sum(bool(self.visible[layer, r, r - d]) for d in range(self.n_queries)) for r in self.r)
 
     def _z_rest(self, n, layer, head, i):
-        z_rest = math.exp(self.learned_sink[layer, head])
-        for j in range(1, i + 1):
-            if self.visible[layer, i, j]:
-                z_rest += math.exp(self.logits[n, layer, head, i, j])
-        return z_rest
+        return sum(math.exp(self.logits[n, layer, head, i, j]) for j in range(1, i + 1) if self.visible[layer, i, j])
 
     def _sink_logit(self, n, layer, head, i):
         return self.logits[n, layer, head, i, 0]
@@ -109,62 +133,80 @@ class Brute:
     def _logit(self, n, layer, head, i, o):
         return self.logits[n, layer, head, i, i - self.offsets[o]]
 
-    def _reference(self):
-        n_sequences, n_layers, n_heads, length = self.shape
-        self.reference = np.full((n_layers, n_heads, length), np.nan)
-        self.z_reference = np.zeros((n_layers, n_heads, length))
-        self.z_reference_rest = np.zeros((n_layers, n_heads, length))
-        self.a0_reference = np.zeros((n_layers, n_heads, length))
+    def _mean(self, values):
+        return sum(w * x for w, x in zip(self.weights, values, strict=True)) / sum(self.weights)
+
+    def _steady_state(self):
+        n_sequences, n_layers, n_heads, n_queries = self.shape
+        self.reference = np.full((n_layers, n_heads, n_queries), np.nan)
+        self.log_sum = np.full((n_layers, n_heads, n_queries + 1), np.nan)
+        self.log_sum[..., 0] = -np.inf
+        self.most = [self._most_keys(layer) for layer in range(n_layers)]
         for layer, head in np.ndindex(n_layers, n_heads):
-            for d in range(length):
-                queries = sum(1 for i in range(d + 1, length) if self.visible[layer, i, i - d])
-                if queries:
-                    total = sum(self.weights[n] * self._sum_by_lag(n, layer, head, d) for n in range(n_sequences))
-                    self.reference[layer, head, d] = total / (queries * sum(self.weights))
-                else:
-                    self.reference[layer, head, d] = self.reference[layer, head, d - 1]
-            for i in range(length):
-                everything = rest = math.exp(self.learned_sink[layer, head])
-                for d in range(i + 1):
-                    if self.visible[layer, i, i - d]:
-                        e = math.exp(self.reference[layer, head, d])
-                        everything += e
-                        if i - d >= 1:
-                            rest += e
-                self.z_reference[layer, head, i] = everything
-                self.z_reference_rest[layer, head, i] = rest
-                if self.visible[layer, i, 0]:
-                    self.a0_reference[layer, head, i] = math.exp(self.reference[layer, head, i]) / everything
+            for d in range(self.most[layer]):
+                sequences = range(n_sequences)
+                self.reference[layer, head, d] = self._mean([self._steady_logit(n, layer, head, d) for n in sequences])
+                self.log_sum[layer, head, d + 1] = self._mean(
+                    [self._steady_log_sum(n, layer, head, d + 1) for n in sequences]
+                )
+
+    def _world(self, layer, head, n, i, c, mask, sink):
+        """w(M, S) of one sequence and query, straight from its definition."""
+        g, b, most = self.log_sum[layer, head], self.learned_sink[layer, head], self.most[layer]
+        i, visible = i
+        m = visible - c
+        z_rest = self._z_rest(n, layer, head, i)
+        total = math.exp(g[m] if mask else g[most - c])
+        if c and sink:
+            total += math.exp(self._sink_logit(n, layer, head, i) - math.log(z_rest) + g[m])
+        elif c:
+            total += math.exp(g[visible]) - math.exp(g[m]) if mask else math.exp(g[most]) - math.exp(g[most - 1])
+        total += math.exp(b - math.log(z_rest) + g[m] if sink else b)
+        return -math.log(total)
 
     def _terms(self):
-        self.terms = {
-            name: np.full((*self.shape, len(self.offsets)), np.nan) for name in (*TERMS, "residual", "log_attention")
-        }
+        self.terms = {name: np.full((*self.shape, len(self.offsets)), np.nan) for name in NAMES}
         for n, layer, head, i in np.ndindex(*self.shape):
             z_rest = self._z_rest(n, layer, head, i)
-            e0 = math.exp(self._sink_logit(n, layer, head, i)) if self.visible[layer, i, 0] else 0.0
-            z = z_rest + e0
+            if z_rest == 0:
+                continue
+            g = self.log_sum[layer, head]
+            c = int(self.visible[layer, i, 0])
+            visible = int(self.visible[layer, i, : i + 1].sum())
+            e0 = math.exp(self._sink_logit(n, layer, head, i)) if c else 0.0
+            z = z_rest + e0 + math.exp(self.learned_sink[layer, head])
+            w = {
+                (mask, sink): self._world(layer, head, n, (i, visible), c, mask, sink)
+                for mask in (0, 1)
+                for sink in (0, 1)
+            }
+            mask_first, mask_last = w[1, 0] - w[0, 0], w[1, 1] - w[0, 1]
+            mask = {"mask_first": mask_first, "mask_last": mask_last, "shapley": (mask_first + mask_last) / 2}
+            sink_first, sink_last = w[0, 1] - w[0, 0], w[1, 1] - w[1, 0]
+            sink = {"mask_first": sink_last, "mask_last": sink_first, "shapley": (sink_first + sink_last) / 2}
             for o, d in enumerate(self.offsets):
                 j = i - d
                 if j < 1 or not self.visible[layer, i, j]:
                     continue
                 where = (n, layer, head, i, o)
-                s = self._logit(n, layer, head, i, o)
-                ref = self.reference[layer, head, d]
-                sink = math.log(1 - e0 / z) - math.log(1 - self.a0_reference[layer, head, i])
-                logit_drift = s - ref
-                denominator_drift = -math.log(z_rest) + math.log(self.z_reference_rest[layer, head, i])
-                self.terms["relative"][where] = ref
-                self.terms["mask"][where] = -math.log(self.z_reference[layer, head, i])
-                self.terms["sink"][where] = sink
-                self.terms["logit_drift"][where] = logit_drift
-                self.terms["denominator_drift"][where] = denominator_drift
-                self.terms["residual"][where] = sink + logit_drift + denominator_drift
-                self.terms["log_attention"][where] = math.log(math.exp(s) / z)
+                s, ref = self._logit(n, layer, head, i, o), self.reference[layer, head, d]
+                redistribution = (s - math.log(z_rest)) - (ref - g[visible - c])
+                found = {
+                    "relative": ref + w[0, 0],
+                    "mask": mask[self.order],
+                    "sink": sink[self.order],
+                    "redistribution": redistribution,
+                    "residual": sink[self.order] + redistribution,
+                    "log_attention": math.log(math.exp(s) / z),
+                    "mask_first": mask_first,
+                    "mask_last": mask_last,
+                }
+                for name, value in found.items():
+                    self.terms[name][where] = value
 
     def default_queries(self):
-        """max offset < i < T - 1."""
-        return list(range(max(self.offsets) + 1, self.length - 1))
+        """max offset < i < Q."""
+        return list(range(max(self.offsets) + 1, self.n_queries))
 
     def existing_offsets(self, queries, layer):
         """Indices of the offsets whose key is an ordinary visible one for every query."""
@@ -204,30 +246,35 @@ class Brute:
         """C(y, y), y = log A, summed over the offsets, (layer, head)."""
         return self.cross("log_attention", "log_attention", queries)
 
+    def size(self, term, queries=None):
+        """C(term, term) summed over the offsets, (layer, head)."""
+        return self.cross(term, term, queries)
+
     def shares(self, queries=None):
-        """Share of every term and of the residual, name -> (layer, head)."""
+        """Share of every term, of the residual and of the mask in either order, name -> (layer, head)."""
         leakage = self.leakage(queries)
-        return {name: self.cross(name, "log_attention", queries) / leakage for name in (*TERMS, "residual")}
+        return {name: self.cross(name, "log_attention", queries) / leakage for name in NAMES if name != "log_attention"}
 
     def pooled_shares(self, queries=None):
-        """Share of every term and of the residual over all heads and layers: ratio of sums, name -> float."""
+        """The same over all heads and layers: ratio of sums, name -> float."""
         leakage = self.leakage(queries).sum()
-        return {name: self.cross(name, "log_attention", queries).sum() / leakage for name in (*TERMS, "residual")}
+        return {
+            name: self.cross(name, "log_attention", queries).sum() / leakage
+            for name in NAMES
+            if name != "log_attention"
+        }
 
     def magnitude(self, term, queries):
-        """Pair product of the term's departure from its mean over i >= T / 2, mean over queries and offsets."""
-        n_sequences, n_layers, n_heads, _ = self.shape
+        """Pair product of the term itself, mean over queries and offsets; of log attention, of log A - relative."""
         queries = list(queries)
-        out = np.full((n_layers, n_heads), np.nan)
-        for layer, head in np.ndindex(n_layers, n_heads):
+        out = np.full(self.learned_sink.shape, np.nan)
+        for layer, head in np.ndindex(*out.shape):
             products = []
             for o in self.existing_offsets(queries, layer):
-                late = [i for i in range(self.length) if i >= self.length / 2]
                 values = self.terms[term][:, layer, head, :, o]
-                departure = np.empty((n_sequences, len(queries)))
-                for n in range(n_sequences):
-                    existing = [values[n, i] for i in late if not math.isnan(values[n, i])]
-                    departure[n] = values[n, queries] - sum(existing) / len(existing)
+                if term == "log_attention":
+                    values = values - self.terms["relative"][:, layer, head, :, o]
+                departure = np.stack([values[:, i] for i in queries], axis=1)
                 products.append(self._pair_mean(departure, departure))
             if products:
                 out[layer, head] = np.mean(products)
@@ -237,28 +284,30 @@ class Brute:
 class BruteDump(Brute):
     """The same from the recorded variables of a dump (an xarray.Dataset in the dump schema), one condition of it."""
 
-    def __init__(self, dataset, condition="baseline", weights=None):
+    def __init__(self, dataset, condition="baseline", weights=None, order="shapley"):
         one = dataset.sel(condition=condition)
         dims = ("sequence", "layer", "head")
-        self.recorded = {
-            "logit": one.logit.transpose(*dims, "query", "offset").values.astype(np.float64),
-            "sink_logit": one.sink_logit.transpose(*dims, "query").values.astype(np.float64),
-            "rest": one.log_denominator_rest.transpose(*dims, "query").values.astype(np.float64),
-            "sums": one.logit_sum_by_lag.transpose(*dims, "lag").values.astype(np.float64),
-        }
-        self.shape = self.recorded["rest"].shape
-        visible = np.zeros((self.shape[1], self.shape[3], self.shape[3]), dtype=bool)
-        for layer, i in np.ndindex(self.shape[1], self.shape[3]):
-            visible[layer, i, i + 1 - int(one.visible_keys.values[layer, i]) : i + 1] = True
-        self._prepare(
-            one.document.values.tolist(), one.offset.values.tolist(), visible, one.learned_sink.values, weights
-        )
+        last = {"logit": ("query", "offset"), "sink_logit": ("query",), "log_denominator_rest": ("query",)}
+        last |= {"steady_logit": ("lag",), "steady_log_sum": ("lag",)}
+        self.recorded = {name: one[name].transpose(*dims, *own).values.astype(np.float64) for name, own in last.items()}
+        self.shape = self.recorded["sink_logit"].shape
+        self.n_queries = self.shape[3]
+        self.visible = np.zeros((self.shape[1], self.n_queries, self.n_queries), dtype=bool)
+        for layer, i in np.ndindex(self.shape[1], self.n_queries):
+            self.visible[layer, i, i + 1 - int(one.visible_keys.values[layer, i]) : i + 1] = True
+        self._prepare(one.document.values.tolist(), one.offset.values.tolist(), one.learned_sink.values, weights, order)
 
-    def _sum_by_lag(self, n, layer, head, d):
-        return self.recorded["sums"][n, layer, head, d]
+    def _most_keys(self, layer):
+        return int(np.isfinite(self.recorded["steady_log_sum"][0, layer, 0]).sum())
+
+    def _steady_logit(self, n, layer, head, d):
+        return self.recorded["steady_logit"][n, layer, head, d]
+
+    def _steady_log_sum(self, n, layer, head, m):
+        return self.recorded["steady_log_sum"][n, layer, head, m - 1]
 
     def _z_rest(self, n, layer, head, i):
-        return math.exp(self.recorded["rest"][n, layer, head, i])
+        return math.exp(self.recorded["log_denominator_rest"][n, layer, head, i])
 
     def _sink_logit(self, n, layer, head, i):
         return self.recorded["sink_logit"][n, layer, head, i]
@@ -283,47 +332,44 @@ def dump_dataset(conditions, documents, offsets, visible=None, learned_sink=None
     Returns
     -------
     xarray.Dataset
-        `ANALYSED_VARIABLES` in the dump schema, float64.
+        `ANALYSED_VARIABLES` and `logit_total` in the dump schema, float64.
     """
-    first = next(iter(conditions.values()))
-    shaped = Brute(first, documents, offsets, visible, learned_sink)
-    n_sequences, n_layers, n_heads, length = shaped.shape
-    visible, learned_sink = shaped.visible, shaped.learned_sink
+    brutes = [Brute(logits, documents, offsets, visible, learned_sink) for logits in conditions.values()]
+    first = brutes[0]
+    n_sequences, n_layers, n_heads, n_queries = first.shape
     block = (len(conditions), n_sequences, n_layers, n_heads)
     data = {
-        "logit": np.full((*block, length, len(shaped.offsets)), np.nan),
-        "sink_logit": np.full((*block, length), np.nan),
-        "log_denominator_rest": np.full((*block, length), -np.inf),
-        "logit_sum_by_lag": np.zeros((*block, length)),
-        "learned_sink": np.array(learned_sink),
-        "visible_keys": visible.sum(axis=2),
+        "logit": np.full((*block, n_queries, len(first.offsets)), np.nan),
+        "sink_logit": np.full((*block, n_queries), np.nan),
+        "log_denominator_rest": np.full((*block, n_queries), -np.inf),
+        "steady_logit": np.full((*block, n_queries), np.nan),
+        "steady_log_sum": np.full((*block, n_queries), np.nan),
+        "learned_sink": np.array(first.learned_sink),
+        "visible_keys": first.visible[:, :n_queries, :n_queries].sum(axis=2),
     }
-    for c, logits in enumerate(conditions.values()):
-        logits = np.asarray(logits, dtype=np.float64).reshape(shaped.logits.shape)
-        for n, layer, head, i in np.ndindex(n_sequences, n_layers, n_heads, length):
-            s = logits[n, layer, head, i]
+    for c, brute in enumerate(brutes):
+        for n, layer, head in np.ndindex(n_sequences, n_layers, n_heads):
             where = (c, n, layer, head)
-            if visible[layer, i, 0]:
-                data["sink_logit"][(*where, i)] = s[0]
-            rest = [s[j] for j in range(1, i + 1) if visible[layer, i, j]]
-            z_rest = sum(math.exp(value) for value in rest) + math.exp(learned_sink[layer, head])
-            if z_rest > 0:
-                data["log_denominator_rest"][(*where, i)] = math.log(z_rest)
-            for d in range(i):
-                if visible[layer, i, i - d]:
-                    data["logit_sum_by_lag"][(*where, d)] += s[i - d]
-            for o, d in enumerate(shaped.offsets):
-                if i - d >= 1 and visible[layer, i, i - d]:
-                    data["logit"][(*where, i, o)] = s[i - d]
+            for i in range(n_queries):
+                if first.visible[layer, i, 0]:
+                    data["sink_logit"][(*where, i)] = brute.logits[n, layer, head, i, 0]
+                data["log_denominator_rest"][(*where, i)] = log_or_nothing(brute._z_rest(n, layer, head, i))
+                for o, d in enumerate(first.offsets):
+                    if i - d >= 1 and first.visible[layer, i, i - d]:
+                        data["logit"][(*where, i, o)] = brute.logits[n, layer, head, i, i - d]
+            for d in range(brute.most[layer]):
+                data["steady_logit"][(*where, d)] = brute._steady_logit(n, layer, head, d)
+                data["steady_log_sum"][(*where, d)] = brute._steady_log_sum(n, layer, head, d + 1)
+    data["logit_total"] = np.nansum(data["logit"], axis=4)
     values = {
         "condition": list(conditions),
         "sequence": np.arange(n_sequences),
-        "document": shaped.documents,
+        "document": first.documents,
         "layer": np.arange(n_layers),
         "head": np.arange(n_heads),
-        "query": np.arange(length),
-        "offset": shaped.offsets,
-        "lag": np.arange(length),
+        "query": np.arange(n_queries),
+        "offset": first.offsets,
+        "lag": np.arange(n_queries),
     }
     return xr.Dataset(
         {
@@ -332,11 +378,16 @@ def dump_dataset(conditions, documents, offsets, visible=None, learned_sink=None
                 data[name],
                 {"units": VARIABLES[name].units, "long_name": VARIABLES[name].long_name},
             )
-            for name in ANALYSED_VARIABLES
+            for name in data
         },
         coords={
             name: (COORDINATES[name][0], value, {"units": COORDINATES[name][1], "long_name": COORDINATES[name][2]})
             for name, value in values.items()
         },
-        attrs={"schema_version": SCHEMA_VERSION, "model": "explicit logits"},
+        attrs={
+            "schema_version": SCHEMA_VERSION,
+            "model": "explicit logits",
+            "length": first.length,
+            "reference_queries": first.r,
+        },
     )

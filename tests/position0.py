@@ -7,7 +7,7 @@ import numpy as np
 import posstats as ps
 
 
-def synthetic(n=24, length=40, layers=2, heads=3, tokens=2, sequences_per_document=1, seed=0, window=None):
+def synthetic(n=24, length=80, layers=2, heads=3, tokens=2, sequences_per_document=1, seed=0, window=None):
     """Conditions without any effect; heads 0 read position 0, and first tokens have trajectories of their own."""
     conditions = ["baseline", f"bos=tokens:{tokens}", "bos=token:7", "trajectory=token:7@1", "bos@4"]
     ds = ps.simulate(
@@ -50,7 +50,7 @@ def displacement(terms, condition, baseline, layer, head, queries):
 
     def residual(name):
         one = terms.sel(condition=name, layer=layer, head=head).isel(query=queries)
-        total = one.sink + one.denominator_drift + one.logit_drift
+        total = one.sink + one.redistribution
         return total.transpose("sequence", "query", "offset").values
 
     u = residual(condition) - residual(baseline)

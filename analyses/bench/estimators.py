@@ -115,13 +115,19 @@ def _analyse(size: Size, path: Path, method: str | None) -> dict[str, Any]:
     }
 
 
+#: What a field holds of each document.
+BY_DOCUMENT = (
+    "logit", "excess", "joint", "slope", "bend", "steady_logit", "steady_log_sum", "steady_level", "sequences",
+)  # fmt: skip
+
+
 def resampled(field: LayerField, counts: Array) -> tuple[LayerField, Array]:
     """The documents a replicate drew, and how often it drew each."""
     drawn = np.flatnonzero(counts)
     return (
         replace(
             field,
-            **{name: getattr(field, name)[drawn] for name in ("logit", "rest_share", "rest", "lag_mean", "sequences")},
+            **{name: getattr(field, name)[drawn] for name in BY_DOCUMENT},
         ),
         counts[drawn],
     )

@@ -7,14 +7,15 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from posstats.stats.pair_products.components import LayerField, analysed_queries, document_sums
-from posstats.stats.pair_products.terms import Array, lag_means, log_rest_share
+from posstats.stats.pair_products.components import LayerField, analysed_queries
+from posstats.stats.pair_products.terms import Array
 from posstats.stats.synthetic.design import Design, Effects, Noise, Population
 from posstats.stats.synthetic.simulate import Recorded
 
-LENGTH = 32
+LENGTH = 64
+ANALYSED = LENGTH // 2
 OFFSETS = np.array([0, 1, 2, 4])
-QUERIES = analysed_queries(LENGTH, OFFSETS)
+QUERIES = analysed_queries(ANALYSED, OFFSETS)
 #: Strength of the residual-stream terms in the two heads. Their standard errors, relative to the estimates, are then
 #: those of a middling and of a weak head of a small language model.
 STRENGTH = np.array([[4.0], [2.0]])
@@ -43,7 +44,7 @@ SCENARIOS = {
 
 def residual_effects(scale: float = 1.0, *, sink: float = 1.0) -> Effects:
     """All three residual-stream terms decay with the query's position; `sink` = 0 takes one of them away."""
-    decay = scale * STRENGTH / np.sqrt((np.arange(LENGTH) + 2) / 2)
+    decay = scale * STRENGTH / np.sqrt((np.arange(ANALYSED) + 2) / 2)
     return Effects(query_drift=1.6 * decay, sink=-0.5 * sink * decay, denominator_drift=-0.3 * decay)
 
 
@@ -92,7 +93,7 @@ def family_design(n_documents: int, n_heads: int) -> Design:
     noise = SCENARIOS["default"].noise
     conditions = {"baseline": Effects(flat=True)}
     return Design(
-        n_documents, length=16, n_layers=1, n_heads=n_heads, offsets=(0, 1), conditions=conditions, noise=noise
+        n_documents, length=32, n_layers=1, n_heads=n_heads, offsets=(0, 1), conditions=conditions, noise=noise
     )
 
 
@@ -105,7 +106,7 @@ def shape(name: str) -> Array:
         "bump": np.exp(-(((x - middle) / width) ** 2)),
         "early": np.exp(-(QUERIES - QUERIES[0]) / 2.0),
     }[name]
-    full = np.zeros(LENGTH)
+    full = np.zeros(ANALYSED)
     full[QUERIES] = (curve - curve.mean()) / curve.std()
     return full
 
@@ -121,27 +122,21 @@ def shaped_design(name: str, size: float, n_documents: int) -> Design:
 
 def layer_fields(recorded: Recorded) -> Iterator[LayerField]:
     """The only layer of each condition, as the estimators take it."""
-    codes, visible = recorded.document, recorded.visible_keys[0]
+    names = ("logit", "sink_logit", "log_denominator_rest", "steady_logit", "steady_log_sum")
     for condition in range(len(recorded.conditions)):
-        rest = recorded.log_denominator_rest[condition, :, 0]
-        share = log_rest_share(recorded.sink_logit[condition, :, 0], rest)
-        yield LayerField(
-            logit=document_sums(recorded.logit[condition, :, 0], codes),
-            rest_share=document_sums(share, codes),
-            rest=document_sums(-rest, codes),
-            lag_mean=document_sums(lag_means(recorded.logit_sum_by_lag[condition, :, 0], visible), codes),
-            visible_keys=visible,
-            learned_sink=recorded.learned_sink[0],
-            offsets=np.array(recorded.offsets),
-            sequences=np.bincount(codes).astype(np.float64),
+        yield LayerField.of(
+            {name: getattr(recorded, name)[condition, :, 0] for name in names},
+            recorded.document,
+            recorded.visible_keys[0],
+            recorded.learned_sink[0],
+            np.array(recorded.offsets),
         )
 
 
 def log_attention(recorded: Recorded, queries: NDArray[np.int64]) -> Array:
     """Log attention at baseline, (sequence, head, query, offset)."""
-    rest = recorded.log_denominator_rest[0, :, 0][..., queries]
-    both = log_rest_share(recorded.sink_logit[0, :, 0][..., queries], rest) - rest
-    return recorded.logit[0, :, 0][:, :, queries] + both[..., None]
+    sink, rest = (one[0, :, 0][..., queries] for one in (recorded.sink_logit, recorded.log_denominator_rest))
+    return recorded.logit[0, :, 0][:, :, queries] - np.logaddexp(rest, sink)[..., None]
 
 
 def decoding_features(recorded: Recorded) -> tuple[Array, Array]:

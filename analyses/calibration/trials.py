@@ -25,14 +25,17 @@ from posstats.stats.inference.resample import (
 )
 from posstats.stats.inference.sign_flips import random_signs, sign_flip_test
 from posstats.stats.pair_products.components import (
+    SHARE_COMPONENTS,
+    SQUARE_COMPONENTS,
     LayerField,
     Statistics,
-    centred,
     magnitude_statistics,
+    share_parts,
     share_statistics,
+    term_sums,
 )
-from posstats.stats.pair_products.evaluate import evaluate
-from posstats.stats.pair_products.terms import Array, reference
+from posstats.stats.pair_products.evaluate import evaluate, mean_terms
+from posstats.stats.pair_products.terms import ORDERS, Array
 from posstats.stats.regression import fit_position, position_basis
 from posstats.stats.synthetic.design import Design, expected_terms
 from posstats.stats.synthetic.simulate import simulate_terms
@@ -45,8 +48,8 @@ FAMILY = 512
 FAMILY_PERMUTATIONS = 21_999
 
 _BINS = {EARLY_BIN: np.arange(*EARLY), "[4, 8)": np.arange(4, 8)}
-_SHARE = (0, 1, 2)  # leakage, mask, sink: the residual is what the mask leaves
-_MAGNITUDE = (5,)  # residual
+_PARTS = share_parts()
+_MAGNITUDE = (SQUARE_COMPONENTS.index("residual"),)
 _GROUPS = ("pooled", "head 0", "head 1")
 _BASIS = position_basis(QUERIES, "linear").values
 _PROJECT = np.linalg.pinv(_BASIS - _BASIS.mean(axis=0))[0]
@@ -56,10 +59,7 @@ _DECODED = ("both", "shapley_denominator", "shapley_residual", "common")
 
 def _only(stats: Statistics, components: Sequence[int]) -> Statistics:
     keep = list(components)
-    partner_of = tuple(stats.partner_of[k] for k in keep)
-    return replace(
-        stats, gram=stats.gram[:, keep], partner_of=partner_of, slope=stats.slope[keep], square=stats.square[keep]
-    )
+    return replace(stats, gram=stats.gram[:, keep], components=tuple(stats.components[k] for k in keep))
 
 
 def _exist(queries: Array) -> Array:
@@ -69,35 +69,20 @@ def _exist(queries: Array) -> Array:
 
 def _statistics(field: LayerField) -> list[Statistics]:
     bins = [magnitude_statistics(field, queries, OFFSETS[_exist(queries)]) for queries in _BINS.values()]
-    return [_only(share_statistics(field, QUERIES, OFFSETS), _SHARE), *(_only(one, _MAGNITUDE) for one in bins)]
+    return [share_statistics(field, QUERIES, OFFSETS), *(_only(one, _MAGNITUDE) for one in bins)]
 
 
 def _slopes(field: LayerField, weights: Array, left_out: bool = False) -> Array:
     """Slopes of log attention and of its residual part on log2(i + 1), (row, head, 2).
 
-    With one copy of each document left out, (row, document, head, 2), where asked for: exact for log attention, first
-    order in the change of the reference, as the components are.
+    With one copy of each document left out, (row, document, head, 2), where asked for.
     """
-    n = field.sequences
-    total = (weights @ n)[:, None, None]
-    mean = np.tensordot(weights, field.lag_mean, axes=1) / total
-    ref = reference(mean, field.visible_keys, field.learned_sink)
-    y = field.rest_share[..., QUERIES] + field.rest[..., QUERIES] + field.logit[..., QUERIES, :].mean(axis=-1)
-    by_document = y @ _PROJECT  # (document, head)
-    whole = weights @ by_document / total[..., 0]
-    mask = -ref.log_denominator[..., QUERIES] @ _PROJECT
-    if not left_out:
-        return np.stack([whole, whole - mask], axis=-1)
-    # d log Z[i] / d ref[d] = exp(ref[d]) / Z[i] for the lags d <= i.
-    inverse = np.zeros_like(mean)
-    inverse[..., QUERIES] = _PROJECT * np.exp(-ref.log_denominator[..., QUERIES])
-    gradient = np.exp(ref.logit) * np.cumsum(inverse[..., ::-1], axis=-1)[..., ::-1]
-    others = total - n[:, None]  # (row, document, 1)
-    moved = (
-        n[:, None] * (gradient * mean).sum(axis=-1)[:, None] - np.einsum("rhl,ghl->rgh", gradient, field.lag_mean)
-    ) / others
-    whole = (whole[:, None] * total - by_document) / others
-    return np.stack([whole, whole - mask[:, None] + moved], axis=-1)
+    if left_out:
+        rows = np.maximum(weights[:, None] - np.eye(weights.shape[1]), 0.0)
+        slopes = _slopes(field, rows.reshape(-1, weights.shape[1]))
+        return slopes.reshape(*weights.shape, *slopes.shape[1:])
+    means = mean_terms(field, weights, ORDERS["shapley"])
+    return np.stack([means[name][..., QUERIES] @ _PROJECT for name in ("log_attention", "residual")], axis=-1)
 
 
 def estimands(shares: Array, magnitudes: Sequence[Array], slopes: Array) -> dict[str, Array]:
@@ -106,7 +91,7 @@ def estimands(shares: Array, magnitudes: Sequence[Array], slopes: Array) -> dict
     Parameters
     ----------
     shares : ndarray, shape (..., condition, head, component)
-        Leakage, and the products of the mask and of the sink with log attention.
+        Leakage, and the products of the terms with log attention (`SHARE_COMPONENTS`).
     magnitudes : sequence of ndarray, shape (..., condition, head), one per bin
         Residual.
     slopes : ndarray, shape (..., head, 2)
@@ -119,8 +104,9 @@ def estimands(shares: Array, magnitudes: Sequence[Array], slopes: Array) -> dict
     out = {}
     for group in _GROUPS:
         heads = slice(None) if group == "pooled" else slice(int(group[-1]), int(group[-1]) + 1)
-        leakage, mask, sink = np.moveaxis(shares[..., heads, :].sum(axis=-2), -1, 0)
-        residual = 1 - mask / leakage
+        components = shares[..., heads, :].sum(axis=-2)
+        leakage, residual, sink = components[..., 0], components @ _PARTS["residual"], components @ _PARTS["sink"]
+        residual = residual / leakage
         out[f"leakage, {group}"] = leakage[..., 0]
         out[f"share of residual, {group}"] = residual[..., 0]
         out[f"share of sink, {group}"] = (sink / leakage)[..., 0]
@@ -138,7 +124,7 @@ def estimands(shares: Array, magnitudes: Sequence[Array], slopes: Array) -> dict
 
 def true_values(design: Design) -> dict[str, float]:
     truth = expected_terms(design)
-    shares = [truth.leakage(), *(truth.cross(term) for term in ("mask", "sink"))]
+    shares = [truth.leakage(), *(truth.cross(term) for term in SHARE_COMPONENTS[1:])]
     magnitudes = [truth.magnitude("residual", queries)[:, 0] for queries in _BINS.values()]
     slopes = np.stack([truth.slope(term)[0, 0] for term in ("log_attention", "residual")], axis=-1)
     values = estimands(np.stack(shares, axis=-1)[:, 0], magnitudes, slopes)
@@ -184,20 +170,21 @@ class _Fields:
         parts = []
         for field in self._fields:
             n = field.sequences.sum()
-            ref = reference(field.lag_mean.sum(axis=0) / n, field.visible_keys, field.learned_sink)
-            logs = ref.log_denominator[..., None], ref.log_denominator_rest[..., None]
-            with np.errstate(invalid="ignore"):  # query 0, which is never analysed
-                y = field.logit.sum(axis=0) / n + ((field.rest_share + field.rest).sum(axis=0) / n)[..., None]
-                sink = (field.rest_share.sum(axis=0) / n)[..., None] + logs[0] - logs[1]
-            late = np.arange((y.shape[1] + 1) // 2, y.shape[1])
+            first, last, both = (term_sums(field, ORDERS[order]) for order in ("mask_first", "mask_last", "shapley"))
+            sums = (both["log_attention"], first["mask"], last["mask"], both["redistribution"])
+            y, *terms = (one.sum(axis=0) / n for one in sums)
+            terms = [one if one.ndim == y.ndim else one[..., None] for one in terms]
 
-            def products(x: Array, z: Array, queries: Array, centre: Array) -> Array:
-                return (centred(x, queries, centre, axis=1) * centred(z, queries, centre, axis=1)).mean(axis=1)
+            def products(x: Array, z: Array) -> Array:
+                return (centred(x) * centred(z)).mean(axis=1)
 
-            shares = [products(x, y, QUERIES, QUERIES).sum(axis=-1) for x in (y, -logs[0], sink)]
-            residual = y + logs[0]
-            kept = [(queries, residual[..., _exist(queries)]) for queries in _BINS.values()]
-            bins = [products(x, x, queries, late).mean(axis=-1)[..., None] for queries, x in kept]
+            def centred(x: Array) -> Array:
+                return x[:, QUERIES] - x[:, QUERIES].mean(axis=1, keepdims=True)
+
+            shares = [products(x, y).sum(axis=-1) for x in (y, *terms)]
+            residual = both["residual"].sum(axis=0) / n
+            kept = [residual[:, queries][..., _exist(queries)] for queries in _BINS.values()]
+            bins = [(x**2).mean(axis=(1, 2))[..., None] for x in kept]
             parts.append([np.stack(shares, axis=-1), *bins])
         return self._stack(parts, _slopes(self._fields[0], np.ones((1, len(self._fields[0].sequences))))[0])
 
@@ -328,7 +315,7 @@ def family_trial(n: int, seed: np.random.SeedSequence) -> dict[str, float]:
     data_seed, sign_seed = seed.spawn(2)
     recorded = simulate_terms(designs.family_design(n, FAMILY), data_seed)
     (field,) = designs.layer_fields(recorded)
-    queries = np.arange(2, 15)
+    queries = np.arange(2, 16)
     gram = share_statistics(field, queries, field.offsets).gram[:, 0]
     signs = random_signs(n, FAMILY_PERMUTATIONS, int(sign_seed.generate_state(1)[0]))
     y = designs.log_attention(recorded, queries)

@@ -15,19 +15,21 @@ import xarray as xr
 from dask.local import get_sync
 from dask.utils import parse_bytes
 
-from posstats.dataset.door import DUMP, TERMS, check_seal
+from posstats.dataset.door import RECORDED
 from posstats.dataset.terms import document_codes
 from posstats.errors import InputError
-from posstats.stats.pair_products.components import LayerField, document_sums
-from posstats.stats.pair_products.terms import check_recorded, lag_means, log_rest_share
-from posstats.stats.pair_products.terms import reference as build_reference
+from posstats.stats.pair_products.components import LayerField
 
 #: Bytes, in double precision, that a block holds of the dump, unless a single head has more. Set anew by
 #: ``dask.config.set({"posstats.block-bytes": "16 MiB"})`` or the variable DASK_POSSTATS__BLOCK_BYTES; results do not
 #: depend on it.
 BLOCK_BYTES = 2**26
+_OF_LAYER = ("visible_keys", "learned_sink")
 #: The order of dims in all variables of the schema, and in terms.
-_ORDER = ("condition", "sequence", "layer", "depth", "head", "query", "probe", "offset", "lag", "hidden", "channel")
+_ORDER = (
+    "condition", "sequence", "layer", "depth", "head", "token", "query", "probe", "offset", "lag", "key", "hidden",
+    "channel",
+)  # fmt: skip
 _Made = TypeVar("_Made")
 _Data = TypeVar("_Data", xr.Dataset, xr.DataArray)
 
@@ -176,53 +178,21 @@ def _heads_at_once(sources: Sequence[xr.Dataset], products: int, bound: float) -
 
 
 def _needed(data: xr.Dataset) -> xr.Dataset:
-    if "reference_logit" in data and "sequence" in data.reference_logit.dims:
+    if "relative" in data and "sequence" in data.relative.dims:
         raise InputError(
             "These terms have a reference per sequence; estimators need decompose(..., reference='pooled')."
         )
-    kept = data[[*(TERMS if "logit_drift" in data else DUMP)]]
+    kept = data[[*RECORDED, *_OF_LAYER]]
     return kept.drop_vars([name for name in kept.coords if name not in ("document", "offset", "layer", "head")])
 
 
 def _field(layer: xr.Dataset) -> LayerField:
     codes, _ = document_codes(layer)
     loaded = read(layer)
-    visible = loaded.visible_keys.values.astype(np.int64)
-    learned = loaded.learned_sink.values.astype(np.float64)
-    of_layer = _from_terms if "logit_drift" in loaded else _from_dump
-    logit, rest_share, rest, lag_mean = of_layer(loaded, visible, learned)
-    return LayerField(
-        logit=document_sums(logit, codes),
-        rest_share=document_sums(rest_share, codes),
-        rest=document_sums(rest, codes),
-        lag_mean=document_sums(lag_mean, codes),
-        visible_keys=visible,
-        learned_sink=learned,
-        offsets=loaded.offset.values.astype(np.int64),
-        sequences=np.bincount(codes).astype(np.float64),
+    return LayerField.of(
+        {name: loaded[name].values for name in RECORDED},
+        codes,
+        loaded.visible_keys.values.astype(np.int64),
+        loaded.learned_sink.values.astype(np.float64),
+        loaded.offset.values.astype(np.int64),
     )
-
-
-def _arrays(loaded: xr.Dataset, names: Sequence[str]) -> Iterator[np.ndarray]:
-    """Variables of one layer as arrays in the order of the schema."""
-    order = ("sequence", "head", "query", "offset", "lag")
-    return (loaded[name].transpose(*(dim for dim in order if dim in loaded[name].dims)).values for name in names)
-
-
-def _from_dump(loaded: xr.Dataset, visible: np.ndarray, _learned: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Logits, log(1 - A0), -log Zrest and mean logits by lag of every sequence, as they were recorded."""
-    logit, sink, rest, sums = _arrays(loaded, ("logit", "sink_logit", "log_denominator_rest", "logit_sum_by_lag"))
-    check_seal(loaded, logit, sums)
-    check_recorded(logit, sink, rest)
-    with np.errstate(invalid="ignore"):  # query 0, which is never analysed
-        return logit, log_rest_share(sink, rest), -rest.astype(np.float64), lag_means(sums, visible)
-
-
-def _from_terms(loaded: xr.Dataset, visible: np.ndarray, learned: np.ndarray) -> tuple[np.ndarray, ...]:
-    """The same from terms, whose reference is taken out again: every replicate puts its own in its place."""
-    names = ("logit_drift", "relative", "sink", "denominator_drift", "lag_mean", "reference_logit")
-    logit, relative, sink, drift, lag_mean, reference_logit = _arrays(loaded, names)
-    ref = build_reference(reference_logit, visible, learned)
-    with np.errstate(invalid="ignore"):
-        rest_share = sink + (ref.log_denominator_rest - ref.log_denominator)
-    return logit + relative[:, None, :], rest_share, drift - ref.log_denominator_rest, lag_mean

@@ -48,7 +48,7 @@ def check_window(ds: xr.Dataset, name: str) -> None:
     """Raise DesignError where a sliding window is declared and never binds."""
     if declared_windows(ds) and not window_binds(ds):
         raise DesignError(
-            f"The sliding window of {name} never binds: its sequences of {ds.sizes['query']} tokens fit into it, so "
+            f"The sliding window of {name} never binds: its {ds.sizes['query']} analysed queries fit into it, so "
             "nothing can be said about sliding windows. Dump longer sequences or set a narrower window."
         )
 
@@ -64,8 +64,8 @@ def check_design(sides: Sequence[Sequence[xr.Dataset]], *, allow_mixed: bool = F
         check_window(ds, str(ds.attrs.get("model_variant") or ds.attrs.get("model", "a model")))
         if ds.sizes["query"] != every[0].sizes["query"]:
             raise DesignError(
-                f"Sequences of {ds.sizes['query']} and of {every[0].sizes['query']} tokens cannot be compared: leakage "
-                "and magnitudes depend on the length. Dump the same length."
+                f"Dumps of {ds.sizes['query']} and of {every[0].sizes['query']} analysed queries cannot be compared: "
+                "leakage and magnitudes depend on the length. Dump the same length."
             )
         if ds.offset.values.tolist() != every[0].offset.values.tolist():
             raise DesignError(

@@ -13,28 +13,22 @@ from posstats.arguments import items, labels, shown
 from posstats.errors import InputError, NumericalError
 from posstats.vocabulary import COORDINATES, LOG_ATTENTION, VARIABLES
 
-#: What every estimate of position is made of: variables of a dump, and of terms.
-DUMP = ("logit", "sink_logit", "log_denominator_rest", "logit_sum_by_lag", "visible_keys", "learned_sink")
-TERMS = (
-    "relative", "sink", "logit_drift", "denominator_drift", "lag_mean", "reference_logit", "visible_keys",
-    "learned_sink",
-)  # fmt: skip
+#: What every estimate of position is made of, per head, and all of it: terms keep it beside them.
+RECORDED = ("logit", "sink_logit", "log_denominator_rest", "logit_total", "steady_logit", "steady_log_sum")
+DUMP = (*RECORDED, "visible_keys", "learned_sink")
 #: What rounding may do, per number format of the model: to a trajectory (relative), to an attention, to terms in nats,
 #: and to sums relative to what is summed (docs/method.md, section 7).
 TOLERANCES = {"float64": 1e-9, "float32": 1e-4, "float16": 1e-2, "bfloat16": 8e-2}
 _PER_QUERY = ("condition", "sequence", "layer", "head", "query")
-#: Dimensions of every variable of a dump and of terms; terms with a reference of their own per sequence have another.
+#: Dimensions of every variable of a dump and of terms.
 _DIMS = {name: spec.dims for name, spec in VARIABLES.items()} | {
     "relative": ("condition", "layer", "head", "offset"),
-    "mask": ("condition", "layer", "head", "query"),
+    "mask": _PER_QUERY,
     "sink": _PER_QUERY,
-    "denominator_drift": _PER_QUERY,
-    "logit_drift": (*_PER_QUERY, "offset"),
+    "redistribution": (*_PER_QUERY, "offset"),
     LOG_ATTENTION: (*_PER_QUERY, "offset"),
-    "lag_mean": ("condition", "sequence", "layer", "head", "lag"),
-    "reference_logit": ("condition", "layer", "head", "lag"),
+    "steady_square": ("condition", "sequence", "layer", "head"),
 }
-_PER_REFERENCE = ("relative", "mask", "reference_logit")
 #: Dimensions of which a label may be selected, and those of which a recording must be whole.
 _SELECTABLE = ("condition", "sequence", "layer", "head", "offset")
 _WHOLE = ("query", "lag")
@@ -95,13 +89,7 @@ def whole_recording(data: object, offsets: object = None) -> xr.Dataset:
     InputError, NumericalError
         As :func:`whole_dump`, and where an offset is not there, or is given twice.
     """
-    data = _dataset(data)
-    if "logit_drift" not in data:
-        data = whole_dump(data)
-    elif missing := [name for name in TERMS if name not in data]:
-        raise InputError(f"These terms lack {', '.join(missing)}. Pass what decompose(ds) returns, or the dump.")
-    else:
-        data = _checked(data, TERMS)
+    data = whole_dump(data, ("relative",) if isinstance(data, xr.Dataset) and "relative" in data else ())
     return chosen(data, "offset", offsets)
 
 
@@ -116,9 +104,8 @@ def check_depths(data: xr.Dataset) -> None:
     labels("depth of a layer", data.layer.values, data.depth.values.tolist(), "whole numbers")
 
 
-def check_by(by: object) -> tuple[str, ...]:
-    """Return the dimensions to group by, a subset of layer and head, in that order."""
-    dims = ("layer", "head")
+def check_by(by: object, dims: Sequence[str] = ("layer", "head")) -> tuple[str, ...]:
+    """Return the dimensions to group by, a subset of those allowed, in their order."""
     empty = isinstance(by, Sequence) and not isinstance(by, str) and not len(by)
     grouped = [] if empty else labels("by", items("by", by, "text"), dims, "text")
     return tuple(dim for dim in dims if dim in grouped)
@@ -141,13 +128,13 @@ def check_seal(data: xr.Dataset, logit: np.ndarray, sums: np.ndarray) -> None:
         The logits belong to it: its offsets, and the number format of its model.
     logit : ndarray, shape (..., query, offset)
         NaN where a key is not an ordinary visible one.
-    sums : ndarray, shape (..., lag)
-        Sums of the logits over all queries.
+    sums : ndarray, shape (..., offset)
+        Sums of the logits over all queries, as they were recorded.
     """
     seen = np.where(np.isnan(logit), 0.0, logit.astype(np.float64))
     size = np.abs(seen).sum(axis=-2)
     with np.errstate(invalid="ignore"):  # infinite logits are refused by themselves
-        off = np.abs(seen.sum(axis=-2) - sums[..., data.offset.values.astype(np.int64)])
+        off = np.abs(seen.sum(axis=-2) - sums)
     if not (off <= tolerance_of(data)[1] * (1 + size)).all() and np.isfinite(size).all():
         raise NumericalError(
             "The logits of this dataset do not add up to the sums recorded with them: it holds a part of the queries, "
@@ -173,19 +160,18 @@ def _checked(data: xr.Dataset, names: Sequence[str]) -> xr.Dataset:
     _check_labels(data, needed)
     for name in names:
         variable = data[name]
-        spare = {"sequence"} if name in _PER_REFERENCE else set()
-        if set(variable.dims) - spare != set(_DIMS[name]):
+        if set(variable.dims) != set(_DIMS[name]):
             raise InputError(
                 f"{name} must have the dimensions {', '.join(_DIMS[name])}, not {', '.join(map(str, variable.dims))}."
             )
         counted = VARIABLES[name].units == "1" if name in VARIABLES else False
         if variable.dtype.kind not in ("iuf" if counted else "f"):
             raise InputError(f"{name} must hold {'numbers' if counted else 'floats'}, not {variable.dtype}.")
-    length = data.attrs.get("length", data.sizes["query"])
-    if length != data.sizes["query"]:
+    length = data.attrs.get("length", 2 * data.sizes["query"])
+    if length != 2 * data.sizes["query"]:
         raise InputError(
-            f"This dataset holds {data.sizes['query']} of the {length} queries that were recorded. A dump cannot be "
-            "shortened: pass all queries, or dump shorter sequences."
+            f"This dataset holds {data.sizes['query']} queries, which is not the half of {length} tokens that a "
+            "recording has. A dump cannot be shortened: pass all queries, or dump shorter sequences."
         )
     return data
 
@@ -228,7 +214,7 @@ def _check_labels(data: xr.Dataset, needed: set[str]) -> None:
             raise InputError(f"This dataset holds {name} {repeated[0]!r} more than once; each label may occur once.")
         if name in _WHOLE and not np.array_equal(values, np.arange(data.sizes["query"])):
             raise InputError(
-                f"This dataset holds a part of its {name} labels 0 .. T - 1. A dump cannot be shortened: pass all "
+                f"This dataset holds a part of its {name} labels 0 .. T/2 - 1. A dump cannot be shortened: pass all "
                 "queries and lags, or dump shorter sequences."
             )
 
@@ -243,7 +229,7 @@ def _check_first(data: xr.Dataset) -> None:
 
     It holds for functions too that read no logits.
     """
-    first = data[["logit", "logit_sum_by_lag"]].isel(condition=0, layer=0, head=0)
+    first = data[["logit", "logit_total"]].isel(condition=0, layer=0, head=0)
     first = first.compute(scheduler=get_sync)  # in this thread: a cluster that is at hand may have no worker yet
-    logit, sums = first.logit.transpose("sequence", "query", "offset"), first.logit_sum_by_lag.transpose(..., "lag")
+    logit, sums = first.logit.transpose("sequence", "query", "offset"), first.logit_total.transpose(..., "offset")
     check_seal(data, logit.values, sums.values)

@@ -32,13 +32,17 @@ data : xarray.Dataset
     "by": """\
 by : sequence of {"layer", "head"}, or one of them
     Dimensions kept apart; the others are summed over.""",
+    "order": """\
+order : {"shapley", "mask_first", "mask_last"}
+    How the number of keys and the reading of position 0, which act together in one denominator, are told apart: the
+    mask alone and then the sink, the sink alone and then the mask, or the mean of both.""",
     "octaves": """\
 octaves : bool
-    Whether to add octave bins of queries to the headline bin "all" (``max offset < i < T - 1``).""",
+    Whether to add octave bins of queries to the headline bin "all" (``max offset < i < Q = T/2``).""",
     "offsets": """\
 offsets : sequence of int, optional
     Distances i - j from query to key that are summed (averaged) over, each once; all of `data` if not given. The
-    largest bounds the analysed queries, ``max offset < i < T - 1``.""",
+    largest bounds the analysed queries, ``max offset < i < Q = T/2``.""",
     "layers": """\
 layers : sequence of int, optional
     Layers to use, each once; all if not given.""",

@@ -3,15 +3,98 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
+from typing import Any
 
 import numpy as np
 import xarray as xr
+from numpy.typing import NDArray
 
 from posstats.arguments import items, labels, number, shown, text, whole_number
 from posstats.errors import InputError
 from posstats.stats.synthetic.design import Design, Effects, Noise, Truth, expected_terms
-from posstats.stats.synthetic.simulate import simulate_stream, simulate_terms
-from posstats.vocabulary import BASELINE, COORDINATES, SCHEMA_VERSION, VARIABLES
+from posstats.stats.synthetic.simulate import Recorded, simulate_stream, simulate_terms
+from posstats.vocabulary import (
+    BASELINE,
+    COORDINATES,
+    SCHEMA_VERSION,
+    VARIABLES,
+    Variable,
+    analysed_half,
+    reference_queries,
+)
+
+#: What content scatter is made of, beside the variables of the schema; a dump may lack it.
+STEADY_SQUARE = Variable(
+    ("condition", "sequence", "layer", "head"),
+    "nats^2",
+    "mean over the lags of the mean over reference queries of (s[r, r-lag] - log sum_d exp s[r, r-d])^2",
+    optional=True,
+)
+
+
+def recorded_dataset(
+    recorded: Recorded,
+    length: int,
+    attrs: Mapping[str, object],
+    arrays: Mapping[str, NDArray[Any]] | None = None,
+    coordinates: Mapping[str, object] | None = None,
+) -> xr.Dataset:
+    """Label recorded quantities as a dump does.
+
+    Parameters
+    ----------
+    recorded : Recorded
+    length : int
+        Tokens per sequence.
+    attrs : mapping
+        Attributes, beside those of the schema.
+    arrays : mapping of str to ndarray, optional
+        Other variables of the schema, in its dims.
+    coordinates : mapping of str to array_like, optional
+        Coordinates of the schema, instead of numbers or where there are none.
+
+    Returns
+    -------
+    xarray.Dataset
+        The variables of `recorded` that were recorded, and `arrays`.
+    """
+    shape = recorded.logit.shape
+    labels: dict[str, Any] = {
+        "condition": list(recorded.conditions),
+        "sequence": np.arange(shape[1]),
+        "document": recorded.document,
+        "layer": np.arange(shape[2]),
+        "head": np.arange(shape[3]),
+        "query": np.arange(shape[4]),
+        "offset": list(recorded.offsets),
+        "lag": np.arange(shape[4]),
+    }
+    labels |= coordinates or {}
+    values = {name: getattr(recorded, name) for name in VARIABLES if hasattr(recorded, name)}
+    values |= arrays or {}
+    variables = dict(VARIABLES)
+    if not np.isnan(recorded.steady_square).all():
+        values["steady_square"], variables["steady_square"] = recorded.steady_square, STEADY_SQUARE
+
+    def described(units: str, long_name: str) -> dict[str, str]:
+        return {"units": units, "long_name": long_name}
+
+    return xr.Dataset(
+        {
+            name: (variables[name].dims, array, described(variables[name].units, variables[name].long_name))
+            for name, array in values.items()
+        },
+        coords={
+            name: (COORDINATES[name][0], label, described(*COORDINATES[name][1:])) for name, label in labels.items()
+        },
+        attrs={
+            "schema_version": SCHEMA_VERSION,
+            "length": length,
+            "reference_queries": reference_queries(length),
+            **attrs,
+        },
+    )
+
 
 #: Largest size of a simulation along any dimension: a longer one is a mistake, and would not fit into memory.
 _LARGEST = 2**16
@@ -57,7 +140,7 @@ def simulate(
     n : int
         Documents.
     length : int
-        Tokens per sequence, T.
+        Tokens per sequence, T, divisible by 4; the first half is analysed.
     sequences_per_document : int or sequence of int
         One number, or one per document.
     layers, heads : int
@@ -66,8 +149,9 @@ def simulate(
         Recorded offsets.
     conditions : sequence of str, or mapping of str to Effects
         Names: the baseline has residual-stream terms that decay with the query position as ``strength / (i + 1)``,
-        every other condition the same terms scaled so that `removal` of their magnitude is gone. A mapping prescribes
-        the mean function of every term (:class:`posstats.stats.synthetic.design.Effects`).
+        every other condition the same terms scaled so that `removal` of their magnitude is gone in the order
+        "mask_first" (`truth` is in the order "shapley", in which the keys' number has a part of the sink). A mapping
+        prescribes the mean function of every term (:class:`posstats.stats.synthetic.design.Effects`).
     strength : float
         Size of the residual-stream terms in nats; 0 leaves the mask alone.
     removal : float
@@ -92,20 +176,21 @@ def simulate(
     Examples
     --------
     >>> simulation = simulate(n=30, length=64, conditions=["baseline", "bos=mean"], removal=0.4)
-    >>> round(simulation.truth.removal("bos=mean", range(2, 16)), 6)
-    0.4
+    >>> round(simulation.truth.removal("bos=mean", range(2, 16)), 3)
+    0.383
     >>> simulation.dataset.sizes["sequence"]
     30
     """
-    n, length = whole_number("n", n, 1, _LARGEST), whole_number("length", length, 3, _LARGEST)
+    n, length = whole_number("n", n, 1, _LARGEST), whole_number("length", length, 4, _LARGEST)
+    analysed = analysed_half(length)
     layers, heads = whole_number("layers", layers, 1, _LARGEST), whole_number("heads", heads, 1, _LARGEST)
-    offsets = labels("offsets", items("offsets", offsets, "whole numbers"), range(length - 1), "whole numbers")
+    offsets = labels("offsets", items("offsets", offsets, "whole numbers"), range(analysed - 1), "whole numbers")
     strength, removal = number("strength", strength), number("removal", removal, most=1)
     seed = whole_number("seed", seed, 0, 2**64 - 1)
     per_document = items("sequences_per_document", sequences_per_document, "whole numbers")
     if not isinstance(noise, Noise | None):
         raise InputError(f"noise must be posstats.stats.synthetic.design.Noise or None, not {shown(noise)}.")
-    position = np.arange(length, dtype=np.float64)
+    position = np.arange(analysed, dtype=np.float64)
     decay = strength / (position + 1)
 
     def effects(scale: float) -> Effects:
@@ -134,44 +219,18 @@ def simulate(
     )
     seeds = np.random.SeedSequence(seed).spawn(2)
     recorded, stream = simulate_terms(design, seeds[0]), simulate_stream(design, seeds[1])
-    arrays = {
-        name: getattr(source, name)
-        for source in (recorded, stream)
-        for name in VARIABLES
-        if hasattr(source, name)
-    }  # fmt: skip
+    arrays = {name: getattr(stream, name) for name in VARIABLES if hasattr(stream, name)}
     coordinates = {
-        "condition": list(recorded.conditions),
-        "sequence": np.arange(len(recorded.document)),
         "document": [f"simulated {seed}-{code}" for code in recorded.document],
-        "layer": np.arange(layers),
-        "head": np.arange(heads),
-        "query": np.arange(length),
-        "offset": list(recorded.offsets),
-        "lag": np.arange(length),
+        "token": np.arange(length),
         "depth": np.arange(layers + 1),
     }
-    dataset = xr.Dataset(
-        {
-            name: (
-                VARIABLES[name].dims,
-                values,
-                {"units": VARIABLES[name].units, "long_name": VARIABLES[name].long_name},
-            )
-            for name, values in arrays.items()
-        },
-        coords={
-            name: (COORDINATES[name][0], values, {"units": COORDINATES[name][1], "long_name": COORDINATES[name][2]})
-            for name, values in coordinates.items()
-        },
-        attrs={
-            "schema_version": SCHEMA_VERSION,
-            "model_id": "simulated",
-            "seed": seed,
-            "length": length,
-            "source": "posstats.simulate: synthetic, of known truth",
-        },
-    )
+    attrs = {
+        "model_id": "simulated",
+        "seed": seed,
+        "source": "posstats.simulate: synthetic, of known truth",
+    }
+    dataset = recorded_dataset(recorded, length, attrs, arrays, coordinates)
     return Simulation(dataset, expected_terms(design))
 
 

@@ -322,7 +322,7 @@ def _chunks(dims: tuple[str, ...], shape: tuple[int, ...], itemsize: int) -> tup
         chunk["condition"] = 1
     if np.prod(list(chunk.values())) * itemsize > SMALL_BYTES:
         chunk.update({dim: 1 for dim in ("layer", "depth") if dim in chunk})
-    for dim in ("head", "sequence", "query", "lag"):
+    for dim in ("head", "sequence", "token", "query", "lag"):
         excess = np.prod(list(chunk.values())) * itemsize / CHUNK_BYTES
         if dim in chunk and excess > 1:
             parts = min(chunk[dim], int(np.ceil(excess)))

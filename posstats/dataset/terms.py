@@ -12,124 +12,120 @@ from posstats.dataset.door import DUMP, check_seal, chosen, whole_dump
 from posstats.dataset.parameters import explained
 from posstats.errors import DesignError, FewDocumentsWarning, InputError
 from posstats.stats.inference.documents import effective_documents
+from posstats.stats.pair_products.terms import SteadyState, check_order
 from posstats.stats.pair_products.terms import decompose as decompose_layer
-from posstats.stats.pair_products.terms import lag_means
-from posstats.stats.pair_products.terms import reference as build_reference
-from posstats.vocabulary import BASELINE, FEW_DOCUMENTS, LOG_ATTENTION, MINIMUM_DOCUMENTS, TERMS, Note
+from posstats.vocabulary import BASELINE, FEW_DOCUMENTS, LOG_ATTENTION, MINIMUM_DOCUMENTS, Note
 
 _LONG_NAMES = {
-    "relative": "what the offset alone explains: ref[d]",
-    "mask": "the causal mask's denominator: -log Zref[i]",
-    "sink": "excess reading of position 0: log(1-A0) - log(1-A0ref)",
-    "logit_drift": "the residual stream moves this logit: s[i,i-d] - ref[d]",
-    "denominator_drift": "the residual stream moves the other logits: -log Zrest + log ZrefRest",
-    LOG_ATTENTION: "log attention log A[i,i-d], the sum of the five terms",
-    "lag_mean": "mean logit by lag over keys j >= 1",
-    "reference_logit": "stationary reference: mean of lag_mean over sequences",
+    "relative": "log attention in the steady state: what the offset alone gives",
+    "mask": "departure of the number of visible keys from the steady state",
+    "sink": "departure of how position 0 is read from an ordinary key",
+    "redistribution": "departure of attention among the ordinary keys: (s - log Zrest) - (ref[d] - G(m))",
+    LOG_ATTENTION: "log attention log A[i,i-d], the sum of the four terms",
 }
 
 
-#: What the stationary reference is averaged over.
+#: What the steady state is averaged over.
 REFERENCES = ("pooled", "sequence")
 
 
 @explained
-def decompose(ds: xr.Dataset, offsets: Sequence[int] | None = None, *, reference: str = "pooled") -> xr.Dataset:
-    """Split log attention into its five additive terms.
+def decompose(
+    ds: xr.Dataset, offsets: Sequence[int] | None = None, *, order: str = "shapley", reference: str = "pooled"
+) -> xr.Dataset:
+    """Split log attention into its four additive terms.
 
-    ``log A[i,i-d] = relative + mask + sink + logit_drift + denominator_drift``, exactly, per sequence, layer, head,
-    query and offset.
+    ``log A[i,i-d] = relative + mask + sink + redistribution``, exactly, per sequence, layer, head, query and offset.
+    Every term but `relative` is a departure from the steady state, and all are functions of attention alone: a number
+    added to all logits of a query changes none.
 
     Parameters
     ----------
     ds : xarray.Dataset
         A dump (:func:`posstats.open_dump`); lazy data stay lazy.
     %(offsets)s
+    %(order)s
     reference : {"pooled", "sequence"}
-        The stationary reference is the mean over queries and all sequences of `ds`, which is what every estimator
+        The steady state is the mean over the reference queries of all sequences of `ds`, which is what every estimator
         needs; or of each sequence by itself, for which a sequence whose hidden states are equal at all positions (the
-        condition `repeat`) has no residual terms at all. `relative` and `mask` then have a sequence dimension.
+        condition `repeat`) has no residual terms in the order "mask_first". `relative` then has a sequence dimension.
 
     Returns
     -------
     xarray.Dataset
-        `relative` (condition, layer, head, offset), `mask` (condition, layer, head, query), `sink` and
-        `denominator_drift` (condition, sequence, layer, head, query), `logit_drift` and `log_attention`
-        (condition, sequence, layer, head, query, offset), all in nats; NaN at query 0 and where a key is not an
-        ordinary visible one. `lag_mean` and `reference_logit` carry what the bootstrap needs to re-estimate the
-        reference.
+        `relative` (condition, layer, head, offset), `mask` and `sink` (condition, sequence, layer, head, query),
+        `redistribution` and `log_attention` (condition, sequence, layer, head, query, offset), all in nats; NaN at
+        query 0 and where a key is not an ordinary visible one. The mask in the order "mask_first" is the same in every
+        sequence. The recorded variables are kept, from which every estimator re-estimates the steady state.
 
     Raises
     ------
     InputError
-        If `ds` is not a dump, an offset was not recorded, or `reference` is unknown.
+        If `ds` is not a dump, an offset was not recorded, or an option is unknown.
     NumericalError
         If recorded values are infinite, or the terms do not sum to log attention (when computed).
+    DesignError
+        If a query sees more keys than any reference query does.
 
     Examples
     --------
     >>> import posstats as ps
     >>> terms = ps.decompose(ps.simulate(n=6, length=32, seed=0).dataset)
-    >>> total = sum(terms[name] for name in ["relative", "mask", "sink", "logit_drift", "denominator_drift"])
+    >>> total = sum(terms[name] for name in ["relative", "mask", "sink", "redistribution"])
     >>> float(abs(total - terms.log_attention).max()) < 1e-9
     True
     """
+    check_order(order)
     reference = choice("reference", reference, REFERENCES)
     ds = chosen(whole_dump(ds, what="Terms are split from a dump"), "offset", offsets)
     recorded = ds.offset.values.astype(np.int64)
+    own = reference == "sequence"
 
-    own = ["sequence"] if reference == "sequence" else []
+    def one_head(logit, sink_logit, rest, total, steady_logit, log_sum, visible, learned):  # type: ignore[no-untyped-def]
+        check_seal(ds, logit, total)
 
-    def one_head(logit, sink_logit, rest, sums, visible, learned):  # type: ignore[no-untyped-def]  # xarray calls it
-        check_seal(ds, logit, sums)
-        lag_mean = lag_means(sums, visible)
-
-        def split(part: slice) -> tuple[np.ndarray, ...]:
-            ref = build_reference(lag_mean[part].mean(axis=0)[None], visible, learned)
-            terms = decompose_layer(logit[part, None], sink_logit[part, None], rest[part, None], ref, recorded)
-            found = {name: getattr(terms, name) for name in (*TERMS, LOG_ATTENTION)}
-            of_head = (values[0] if name in shared else values[:, 0] for name, values in found.items())
-            return *of_head, lag_mean[part], ref.logit[0]
+        def split(part: slice) -> list[np.ndarray]:
+            steady = SteadyState.of(steady_logit[part, None], log_sum[part, None]).mean()
+            terms = decompose_layer(
+                logit[part, None], sink_logit[part, None], rest[part, None], steady, visible,
+                np.atleast_1d(learned), recorded, order=order,
+            )  # fmt: skip
+            return [terms.relative[0], *(getattr(terms, name)[:, 0] for name in output if name != "relative")]
 
         if not own:
-            return split(slice(None))
-        alone = [split(slice(n, n + 1)) for n in range(len(logit))]
-        return tuple(
-            np.stack(values) if name in shared else np.concatenate(values)
-            for name, values in zip(output, zip(*alone, strict=True), strict=True)
-        )
+            return tuple(split(slice(None)))
+        relative, *others = zip(*(split(slice(n, n + 1)) for n in range(len(logit))), strict=True)
+        return np.stack(relative), *map(np.concatenate, others)
 
     per_query = ["sequence", "query"]
-    shared = ("relative", "mask", "reference_logit")
     output = {
-        "relative": [*own, "offset"],
-        "mask": [*own, "query"],
+        "relative": ["sequence", "offset"] if own else ["offset"],
+        "mask": per_query,
         "sink": per_query,
-        "logit_drift": [*per_query, "offset"],
-        "denominator_drift": per_query,
+        "redistribution": [*per_query, "offset"],
         LOG_ATTENTION: [*per_query, "offset"],
-        "lag_mean": ["sequence", "lag"],
-        "reference_logit": [*own, "lag"],
     }
+    per_lag = ["sequence", "lag"]
     arrays = xr.apply_ufunc(
         one_head,
         *(_whole_along(ds[name], ("sequence", "query", "offset", "lag")) for name in DUMP),
-        input_core_dims=[[*per_query, "offset"], per_query, per_query, ["sequence", "lag"], ["query"], []],
+        input_core_dims=[
+            [*per_query, "offset"], per_query, per_query, ["sequence", "offset"], per_lag, per_lag, ["query"], [],
+        ],
         output_core_dims=list(output.values()),
         vectorize=True,
         dask="parallelized",
         output_dtypes=[np.float64] * len(output),
         join="exact",
     )  # fmt: skip
-    order = ("condition", "sequence", "layer", "head", "query", "offset", "lag")
-    terms = xr.Dataset(dict(zip(output, arrays, strict=True)), attrs=dict(ds.attrs))
+    order_of_dims = ("condition", "sequence", "layer", "head", "query", "offset")
+    kept = [name for name in (*DUMP, "steady_square") if name in ds]
+    terms = ds[kept].assign(dict(zip(output, arrays, strict=True)))
     terms = terms.assign_coords({name: ds[name] for name in ds.coords if set(ds[name].dims) <= set(terms.sizes)})
     for name in output:
-        terms[name] = terms[name].transpose(*(dim for dim in order if dim in terms[name].dims))
+        terms[name] = terms[name].transpose(*(dim for dim in order_of_dims if dim in terms[name].dims))
         terms[name].attrs = {"units": "nats", "long_name": _LONG_NAMES[name]}
-    for name in ("visible_keys", "learned_sink"):
-        terms[name] = ds[name]
-    return terms
+    return terms.assign_attrs(order=order)
 
 
 def _whole_along(values: xr.DataArray, dims: Sequence[str]) -> xr.DataArray:
@@ -164,7 +160,7 @@ def repeated_documents_note(data: xr.Dataset) -> tuple[str, ...]:
     names = np.atleast_1d(data.condition.values).tolist()
     one = select_condition(data, BASELINE if BASELINE in names else names[0])
     # In this thread, as all that is little: a cluster that is at hand may have no worker yet.
-    tokens = one.token_id.transpose("sequence", "query").compute(scheduler=get_sync)
+    tokens = one.token_id.transpose("sequence", "token").compute(scheduler=get_sync)
     documents: dict[str, set[bytes]] = {}
     for document, row in zip(data.document.values.tolist(), np.ascontiguousarray(tokens.values), strict=True):
         documents.setdefault(document, set()).add(row.tobytes())
@@ -206,15 +202,15 @@ def few_documents(codes: np.ndarray) -> tuple[str, ...]:
 
 
 def check_offsets_visible(terms: xr.Dataset) -> None:
-    """Raise DesignError where an offset reaches beyond the window of some layer, or half of the sequence."""
+    """Raise DesignError where an offset reaches beyond the keys that some late query of a layer sees."""
     # In this thread: a cluster that is at hand may have no worker yet, and this is little.
-    visible, length = terms.visible_keys.compute(scheduler=get_sync), terms.sizes["query"]
-    narrowest = visible.isel(query=slice(visible.sizes["query"] // 2, None)).min("query")
+    visible, n_queries = terms.visible_keys.compute(scheduler=get_sync), terms.sizes["query"]
+    narrowest = visible.isel(query=slice(n_queries // 2, None)).min("query")
     for layer, keys in zip(visible.layer.values.tolist(), narrowest.values.tolist(), strict=True):
         outside = [d for d in terms.offset.values.tolist() if d >= keys]
-        if outside and keys > length // 2:
+        if outside and keys > n_queries // 2:
             raise DesignError(
-                f"Offsets {outside} are too large for sequences of {length} tokens, in the second half of which some "
+                f"Offsets {outside} are too large for {n_queries} analysed queries, in the second half of which some "
                 f"query sees {keys} keys; choose offsets below {keys} with offsets=, or dump longer sequences."
             )
         if outside:

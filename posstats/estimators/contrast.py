@@ -35,19 +35,18 @@ from posstats.stats.contrast import (
 from posstats.stats.inference.options import Inference
 from posstats.stats.inference.resample import document_pairs
 from posstats.stats.inference.sign_flips import SignFlips, random_signs, sign_flip_test
-from posstats.stats.pair_products.components import SHARE_COMPONENTS, residual_statistics, share_statistics
+from posstats.stats.pair_products.components import SHARE_COMPONENTS, residual_statistics, share_parts, share_statistics
 from posstats.stats.pair_products.terms import Array
-from posstats.vocabulary import BASELINE, EARLY, LOG_ATTENTION, RESIDUAL, RESIDUAL_TERMS
+from posstats.vocabulary import BASELINE, EARLY, LOG_ATTENTION, RESIDUAL
 
 #: What two architectures are compared in -> its unit.
 QUANTITIES = {"leakage": "nats^2", "share": "1", "magnitude": "nats^2", "removal": "1", "slope": "nats^2"}
 #: Interval methods of contrasts.
 METHODS = ("corrected_jackknife", "jackknife")
-_SHARES = {
-    "mask": [SHARE_COMPONENTS.index("mask")],
-    RESIDUAL: [SHARE_COMPONENTS.index(name) for name in RESIDUAL_TERMS],
-}
-_WITHHELD = {"share": "leakage is not significant", "removal": "nothing to remove at baseline"}
+_SHARES = ("mask", RESIDUAL)
+#: What float64 leaves of sums of products that should vanish, nats squared.
+_ROUNDING = 1e-12
+_NOTHING = {"share": "no leakage beyond rounding", "removal": "nothing to remove beyond rounding"}
 Side = xr.Dataset | Sequence[xr.Dataset]
 #: Condition, kind of sums ("share" or "magnitude") and bin.
 Key = tuple[str, str, str]
@@ -118,8 +117,7 @@ def contrast(
     Returns
     -------
     ContrastResult
-        Rows for `a`, for `b` and for the difference. A share is withheld where leakage, a removal where the baseline
-        magnitude is not significantly above 0; the difference where either side is.
+        Rows for `a`, for `b` and for the difference; a ratio is NaN, and says so, where there is nothing to divide by.
 
     Raises
     ------
@@ -183,7 +181,7 @@ def contrast(
         difference = contrast_runs(
             [one.runs for one in kinds], same_documents=same, pair_runs=pair_runs, method=method, level=inference.level
         )
-        weak = [value.ratio and one.absent(1 - inference.level) for one in kinds]
+        weak = [value.ratio and one.absent for one in kinds]
         for label, one, found, withheld in zip(names, kinds, of_sides, weak, strict=True):
             p = found.p if not value.squared else one.absence_p if one.runs.n_runs == 1 else np.nan
             rows.append(_row(value, label, found, p, withheld))
@@ -287,16 +285,19 @@ class _Measured:
         p = float(sign_flip_test(products, signs))
         return cls(RunValues.of(values, runs[0].n_documents, runs[0].pairs), p, float(products.sum()))
 
-    def absent(self, alpha: float) -> bool:
-        return not (self.absence_p < alpha and self.whole > 0)
+    @property
+    def absent(self) -> bool:
+        """Whether there is nothing beyond rounding to divide by."""
+        return not abs(self.whole) > _ROUNDING
 
 
 def _values(run: _Run, wanted: set[str], conditions: Sequence[str], slope: tuple[int, int]) -> Iterator[_Value]:
     if "leakage" in wanted:
         yield _Value("leakage", BASELINE, "all", LOG_ATTENTION, _leakage, _LEAKAGE, squared=True)
     if "share" in wanted:
-        for term, columns in _SHARES.items():
-            yield _Value("share", BASELINE, "all", term, partial(_share, columns=columns), _LEAKAGE, ratio=True)
+        for term in _SHARES:
+            of = partial(_share, parts=share_parts()[term])
+            yield _Value("share", BASELINE, "all", term, of, _LEAKAGE, ratio=True)
     keys = [(BASELINE, "magnitude", one.label) for one in run.bins]
     if "magnitude" in wanted:
         for key in keys:
@@ -315,8 +316,8 @@ def _leakage(sums: Mapping[Key, LayerSums]) -> Array:
     return _total(sums[_LEAKAGE].value[..., 0])
 
 
-def _share(sums: Mapping[Key, LayerSums], columns: list[int]) -> Array:
-    return _ratio(_total(sums[_LEAKAGE].value[..., columns].sum(axis=-1)), _leakage(sums))
+def _share(sums: Mapping[Key, LayerSums], parts: Array) -> Array:
+    return _ratio(_total((sums[_LEAKAGE].value * parts).sum(axis=-1)), _leakage(sums))
 
 
 def _magnitude(sums: Mapping[Key, LayerSums], key: Key) -> Array:
@@ -353,7 +354,7 @@ def _row(value: _Value, label: str, found: Contrast, p: Array | float, withheld:
         "term": value.term,
         "unit": QUANTITIES[value.quantity],
         **numbers,
-        "note": f"withheld: {_WITHHELD[value.quantity]}" if withheld else "",
+        "note": _NOTHING[value.quantity] if withheld else "",
     }
 
 

@@ -29,7 +29,7 @@ from posstats.stats.pair_products.terms import Array
 
 #: What stands for the residual stream.
 FEATURES = ("logits", "offset_logits", "stream")
-_NEEDED = ("logit", "sink_logit", "log_denominator_rest", "visible_keys")
+_NEEDED = ("logit", "sink_logit", "log_denominator_rest", "visible_keys", "learned_sink")
 _NO_SINK = "sink logit left out: position 0 lies outside the window"
 
 
@@ -49,7 +49,7 @@ def decode(
 
     Ridge regression of ``log2(i + 1)``, cross-validated by document, on (a) ``log Z[i]`` of every head and (b) the
     residual-stream features; ``R2(a)``, ``R2(b)``, ``R2(a, b)``, and their unique, common and Shapley parts, such as
-    ``shapley_denominator = (R2(a) + R2(a, b) - R2(b)) / 2``. The analysed queries are ``max offset < i < T - 1``.
+    ``shapley_denominator = (R2(a) + R2(a, b) - R2(b)) / 2``. The analysed queries are ``max offset < i < Q``.
 
     Parameters
     ----------
@@ -114,7 +114,7 @@ def decode(
     queries = design.queries()
     if len(queries) < 2:
         raise DesignError(
-            f"Decoding needs at least 2 analysed queries, max offset < i < T - 1, and {len(queries)} of the probes "
+            f"Decoding needs at least 2 analysed queries, max offset < i < Q, and {len(queries)} of the probes "
             f"{data.probe.values.tolist()} are. Dump more probes or choose smaller offsets=."
         )
 
@@ -148,7 +148,7 @@ def discriminate(
     ----------
     %(dump)s
     first, second : int
-        Query positions, ``max offset < first < second < T - 1``; probes if `features` is "stream".
+        Query positions, ``max offset < first < second < Q``; probes if `features` is "stream".
     features : {"logits", "offset_logits", "stream"}
         As in :func:`decode`.
     %(layers)s
@@ -192,7 +192,7 @@ def discriminate(
     --------
     >>> import posstats as ps
     >>> from posstats.estimators.decoding import discriminate
-    >>> result = discriminate(ps.simulate(n=30, length=64, seed=0).dataset, 10, 50)
+    >>> result = discriminate(ps.simulate(n=30, length=64, seed=0).dataset, 10, 30)
     >>> bool(result.table.set_index("part").low["denominator"] > 0.5)  # the denominator counts the keys
     True
     """
@@ -203,7 +203,7 @@ def discriminate(
     if not first < second or not {first, second} <= set(allowed.tolist()):
         raise InputError(
             f"Positions {first} and {second} cannot be compared: choose first < second among "
-            f"{_enumerate(allowed)} (max offset < i < T - 1{', probes only' if features == 'stream' else ''})."
+            f"{_enumerate(allowed)} (max offset < i < Q{', probes only' if features == 'stream' else ''})."
         )
 
     told_apart = partial(_told_apart, n_folds=n_folds, seed=design.inference.seed)
@@ -291,7 +291,7 @@ def _features(layer: xr.Dataset, queries: np.ndarray, features: str) -> tuple[Ar
     # stays NaN for the kernel to refuse.
     seen = np.where(hidden_sink[:, None] & np.isnan(sink), -np.inf, sink)
     with np.errstate(invalid="ignore"):
-        denominator = np.logaddexp(rest, seen)
+        denominator = np.logaddexp(np.logaddexp(rest, seen), at.learned_sink.values.astype(np.float64))
     if features == "stream":
         stream = read(layer.residual_sample.sel(depth=int(layer.layer), probe=queries))
         return denominator, stream.transpose("sequence", "probe", "hidden").values.astype(np.float64, order="C"), ""

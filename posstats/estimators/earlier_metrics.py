@@ -1,6 +1,6 @@
 """Earlier metrics of position and sinks beside ours: on one dump, and on fields whose answer is known."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -11,7 +11,7 @@ from posstats.arguments import labels, number, whole_number
 from posstats.dataset.blocks import Block, by_layer, head_blocks, read
 from posstats.dataset.door import check_depths, chosen, whole_dump
 from posstats.dataset.parameters import explained
-from posstats.dataset.terms import decompose
+from posstats.dataset.simulate import recorded_dataset
 from posstats.estimators.leakage import leakage, magnitude, shares
 from posstats.estimators.rows import conditions
 from posstats.execution.parallel import side_by_side
@@ -27,7 +27,7 @@ from posstats.stats.earlier import (
 from posstats.stats.inference.options import Inference
 from posstats.stats.pair_products.terms import Array
 from posstats.stats.synthetic.simulate import explicit_logits, record_logits
-from posstats.vocabulary import COORDINATES, EARLY_BIN, RESIDUAL, SCHEMA_VERSION, TERMS, VARIABLES
+from posstats.vocabulary import EARLY_BIN, RESIDUAL, TERMS, analysed_half
 
 #: Tokens over which Gu et al. average the attention on position 0.
 SINK_LENGTH = 64
@@ -35,13 +35,13 @@ SINK_LENGTH = 64
 TRAPS = {
     "relative": "mask alone",
     "sink column": "sink",
-    "linear query term": "logit_drift, cancelled by denominator_drift",
-    "log(i+1) query term": "logit_drift, cancelled by denominator_drift",
-    "log(j+1) key term": "logit_drift and denominator_drift",
+    "linear query term": "mask alone",
+    "log(i+1) query term": "mask alone",
+    "log(j+1) key term": "redistribution",
     "iid noise": "mask alone",
 }
 #: What a dump holds of attention, and of the residual stream, that these metrics are made of.
-_ATTENTION = ("logit", "sink_logit", "log_denominator_rest")
+_ATTENTION = ("logit", "sink_logit", "log_denominator_rest", "learned_sink")
 _STREAM = ("trajectory", "residual_norm")
 _FEWEST_SEQUENCES = 8
 
@@ -171,7 +171,7 @@ def trap_table(
     sink column         `sink` on key 0             position 0 takes attention from all others
     linear query term   ``slope * i``               nothing: what all keys of a query share cancels in the softmax
     log(i+1) query term ``log(i + 1)``              nothing, likewise
-    log(j+1) key term   ``log(j + 1)``              logits and denominators drift without cancelling
+    log(j+1) key term   ``log(j + 1)``              later keys get more than their distance gives them
     iid noise           noise of sd `noise`         no position, except that denominators of few keys fluctuate more
     =================== =========================== =================================================================
 
@@ -180,7 +180,7 @@ def trap_table(
     n : int
         Sequences, a document each; at least 8.
     length : int
-        Tokens per sequence, at least 18.
+        Tokens per sequence, at least 32 and divisible by 4.
     offsets : sequence of int
         Offsets of our estimates. The earlier metrics see all pairs, key 0 included.
     sink, slope, noise : float
@@ -204,25 +204,24 @@ def trap_table(
 
     Notes
     -----
-    A drift that all keys of a query share leaves log attention and leakage as they are, and `logit_drift` and
-    `denominator_drift` move against each other. They do not cancel to the last digit: the stationary reference is a
-    mean over queries, and long offsets have late queries only, so that part of the drift enters the reference as if it
-    belonged to the offset and shifts the balance between mask and residual (by a fifth to a third of leakage here).
+    A drift that all keys of a query share is nothing that softmax sees: every number of ours is that of the field
+    `relative`, and only the earlier metric moves.
 
     Examples
     --------
     >>> from posstats.estimators.earlier_metrics import trap_table
     >>> table = trap_table().table.set_index("field")
     >>> table.leakage[["relative", "linear query term"]].round(6).tolist()  # the softmax cancels the line
-    [0.412554, 0.412554]
+    [0.200099, 0.200099]
     >>> round(float(table.linear_delta_r2["linear query term"]), 2)  # the earlier metric does not
     0.35
     """
-    # Early queries 2 .. 15 lie before the last, and leakage can be significant.
-    length, n = whole_number("length", length, 18, 4096), whole_number("n", n, _FEWEST_SEQUENCES)
+    # Early queries 2 .. 15 lie in the analysed half, and leakage can be significant.
+    length, n = whole_number("length", length, 32, 4096), whole_number("n", n, _FEWEST_SEQUENCES)
+    analysed = analysed_half(length)
     sink, slope, noise = number("sink", sink), number("slope", slope), number("noise", noise, 0)
     seed = whole_number("seed", seed, 0, 2**64 - 1)
-    offsets = labels("offsets", offsets, range(length - 1), "whole numbers")
+    offsets = labels("offsets", offsets, range(analysed - 1), "whole numbers")
     position: Array = np.arange(length, dtype=np.float64)
     flat: Array = np.zeros(length)
     late: Array = np.log(position + 1.0)
@@ -239,7 +238,7 @@ def trap_table(
         name: explicit_logits(length, n, sink_column=column, query_drift=query, key_drift=key, noise=sd, seed=seed)
         for name, (column, query, key, sd) in effects.items()
     }
-    terms = decompose(_dataset(logits, offsets))
+    terms = recorded_dataset(record_logits(logits, offsets), length, {"model_id": "explicit logits"})
     by_field = pd.DataFrame({"field": list(TRAPS), "expected": list(TRAPS.values())}).set_index("field")
     share = shares(terms, octaves=False, n_resamples=1, n_permutations=999).table
     by_field["leakage"] = share[share.term == RESIDUAL].set_index("condition").leakage
@@ -261,6 +260,7 @@ def _attention_metrics(block: Block, *, sink_length: int) -> dict[str, Array]:
     logit = layer.logit.transpose(*per_query, "offset").values
     sink_logit = layer.sink_logit.transpose(*per_query).values.astype(np.float64)
     rest = layer.log_denominator_rest.transpose(*per_query).values.astype(np.float64)
+    rest = np.logaddexp(rest, layer.learned_sink.values.astype(np.float64)[:, None])
     offset = layer.offset.values.astype(np.int64)
     line, diagonal = linear_position_r2(logit, offset, sink_logit), diagonal_centred(logit, offset)
     seen = np.where(np.isnan(sink_logit), -np.inf, sink_logit)
@@ -286,7 +286,7 @@ def _pooled(by_head: dict[str, Array]) -> dict[str, float]:
 def _stream_metrics(one: xr.Dataset, layer: int) -> dict[str, float]:
     """Massive activations and norm of position 0 in the residual stream that a layer reads."""
     first = read(one.trajectory.sel(depth=layer)).transpose("sequence", "hidden").values
-    norm = read(one.residual_norm.sel(depth=layer)).transpose("sequence", "query").values.astype(np.float64)
+    norm = read(one.residual_norm.sel(depth=layer)).transpose("sequence", "token").values.astype(np.float64)
     return {
         "massive_activations": float(massive_activations(first[:, None]).count.mean()),
         "first_norm_ratio": float((norm[:, 0] / np.median(norm[:, 1:], axis=1)).mean()),
@@ -312,16 +312,3 @@ def _mean(by_head: Array) -> float:
     """Mean over the heads whose logits vary; NaN where none do."""
     defined = by_head[np.isfinite(by_head)]
     return float(defined.mean()) if defined.size else float("nan")
-
-
-def _dataset(logits: Mapping[str, Array], offsets: Sequence[int]) -> xr.Dataset:
-    """Explicit logits, one condition each, as the part of a dump that the estimators read."""
-    recorded = record_logits(logits, offsets)
-    labels = {"condition": list(logits), "document": recorded.document, "offset": list(offsets)}
-    labels |= {"layer": [0], "head": np.arange(recorded.logit.shape[3]), "query": np.arange(recorded.logit.shape[4])}
-    labels["lag"] = labels["query"]
-    return xr.Dataset(
-        {name: (VARIABLES[name].dims, getattr(recorded, name)) for name in VARIABLES if hasattr(recorded, name)},
-        coords={name: (COORDINATES[name][0], values) for name, values in labels.items()},
-        attrs={"schema_version": SCHEMA_VERSION, "model_id": "explicit logits"},
-    )

@@ -1,34 +1,42 @@
-"""Leakage, shares, magnitudes and removal: what a notebook calls (docs/method.md, sections 3, 4 and 6)."""
+"""Leakage, shares, sizes, magnitudes and removal: what a notebook calls (docs/method.md, sections 3, 4 and 6)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import pandas as pd
 import xarray as xr
 
 from posstats.arguments import choice, flag, items, labels
+from posstats.dataset.blocks import read
 from posstats.dataset.door import check_by
 from posstats.dataset.parameters import explained
 from posstats.dataset.terms import select_condition
-from posstats.estimators.pair_products import Estimate, estimates, magnitude_bins, share_bins
-from posstats.estimators.rows import adjusted, conditions, ordered, prepare, withheld
-from posstats.results.base import LeakageResult, MagnitudeResult, RemovalResult, ShareResult
+from posstats.estimators.pair_products import (
+    Bin,
+    Estimate,
+    StatisticsKernel,
+    estimates,
+    magnitude_bins,
+    share_bins,
+)
+from posstats.estimators.rows import adjusted, conditions, noted, ordered, prepare
+from posstats.results.base import LeakageResult, MagnitudeResult, RemovalResult, ShareResult, SizeResult
 from posstats.stats.inference.options import Inference
 from posstats.stats.pair_products.components import (
-    MAGNITUDE_COMPONENTS,
-    SHARE_COMPONENTS,
+    SQUARE_COMPONENTS,
     leakage_statistics,
     magnitude_statistics,
     residual_statistics,
+    share_parts,
     share_statistics,
+    size_statistics,
 )
-from posstats.stats.pair_products.terms import Array
-from posstats.vocabulary import BASELINE, LOG_ATTENTION, RESIDUAL, RESIDUAL_TERMS, TERMS
+from posstats.stats.pair_products.terms import Array, SteadyState, check_order
+from posstats.vocabulary import BASELINE, LOG_ATTENTION, RESIDUAL
 
-_SHARE_TERMS = (*TERMS, RESIDUAL)
-#: Magnitudes with a calibrated test of their being 0.
-_TESTED_MAGNITUDES = [MAGNITUDE_COMPONENTS.index(name) for name in (LOG_ATTENTION, "logit_drift", RESIDUAL)]
-_RESIDUAL_COLUMNS = [SHARE_COMPONENTS.index(name) for name in RESIDUAL_TERMS]
+#: Sizes and magnitudes with a calibrated test of their being 0.
+_TESTED = [SQUARE_COMPONENTS.index(name) for name in (LOG_ATTENTION, "redistribution", RESIDUAL)]
 
 
 @explained
@@ -54,7 +62,8 @@ def leakage(
     Parameters
     ----------
     %(data)s
-    %(by)s
+    by : sequence of {"layer", "head", "offset"}, or one of them
+        Dimensions kept apart; the others are summed over.
     %(octaves)s
     %(offsets)s
     %(level)s
@@ -90,24 +99,28 @@ def leakage(
     True
     """
     inference = Inference(level, method, n_resamples, n_permutations, adjust, seed).of("leakage")
-    grouped, octaves = check_by(by), flag("octaves", octaves)
+    grouped, octaves = check_by(by, ("layer", "head", "offset")), flag("octaves", octaves)
     terms, notes, settings = prepare(data, offsets, inference)
     rows = []
     for condition, one in conditions(terms):
         bins = share_bins(one, octaves)
+        if "offset" in grouped:
+            bins = [part for whole in bins for part in whole.by_offset()]
+        over_offsets = [dim for dim in grouped if dim != "offset"]
         for cell in estimates(
-            [one], leakage_statistics, _leakage, bins=bins, by=grouped, inference=inference, squared=True
+            [one], leakage_statistics, _components, bins=bins, by=over_offsets, inference=inference, squared=True
         ):
             rows.append(_row(condition, cell, 0) | {"p": cell.absence_p[0]})
     table = adjusted(pd.DataFrame(rows), ["condition", "queries"], inference, {"p": "q"})
     notes += inference.few_flips(table.groupby(["condition", "queries"]).size().max())
-    return LeakageResult(table, settings | inference.settings(), notes)
+    return LeakageResult(ordered(_with_scatter(table, terms)), settings | inference.settings(), notes)
 
 
 @explained
 def shares(
     data: xr.Dataset,
     *,
+    order: str = "shapley",
     by: Sequence[str] = (),
     octaves: bool = True,
     offsets: Sequence[int] | None = None,
@@ -118,15 +131,15 @@ def shares(
     seed: int = 0,
     adjust: str = "bh",
 ) -> ShareResult:
-    """Whose the absolute position is: each term's share of leakage.
+    """Share of leakage attributed to each term.
 
     ``C(term, y) / C(y, y)``. For additive terms this is the Shapley (LMG) allocation of the variance: the shares sum
-    to 1 and can be negative. Pooled over heads and layers as a ratio of sums. A share is reported only where leakage
-    is significant (q < 1 - level in its family).
+    to 1 and can be negative. Pooled over heads and layers as a ratio of sums.
 
     Parameters
     ----------
     %(data)s
+    %(order)s
     %(by)s
     %(octaves)s
     %(offsets)s
@@ -140,8 +153,8 @@ def shares(
     Returns
     -------
     ShareResult
-        Terms `relative` (0 by construction), `mask`, `sink`, `logit_drift`, `denominator_drift`, and `residual`, the
-        sum of the last three.
+        Terms `relative` (0 by construction), `mask`, `sink`, `redistribution`, and `residual`, the sum of the last two;
+        and, whatever the order, `mask_first` and `mask_last`, between which the mask's share depends on it.
 
     Raises
     ------
@@ -157,29 +170,100 @@ def shares(
     True
     """
     inference = Inference(level, method, n_resamples, n_permutations, adjust, seed).of("share")
+    parts = share_parts(order)
     grouped, octaves = check_by(by), flag("octaves", octaves)
     terms, notes, settings = prepare(data, offsets, inference)
     rows = []
     for condition, one in conditions(terms):
         bins = share_bins(one, octaves)
-        for cell in estimates([one], share_statistics, _shares, bins=bins, by=grouped, inference=inference):
-            for k, term in enumerate(_SHARE_TERMS):
+        estimand = partial(_shares, parts=np.stack(list(parts.values()), axis=1))
+        for cell in estimates([one], share_statistics, estimand, bins=bins, by=grouped, inference=inference):
+            for k, term in enumerate(parts):
                 row = _row(condition, cell, k + 1) | {"term": term, "p": cell.interval.p[k + 1]}
                 rows.append(row | {"leakage": cell.interval.estimate[0], "leakage_p": cell.absence_p[0]})
-    table = pd.DataFrame(rows)
-    table = adjusted(table, ["condition", "queries", "term"], inference, {"leakage_p": "leakage_q"})
-    table = withheld(table, table.leakage_q, table.leakage, inference, "leakage is not significant")
+    family = ["condition", "queries", "term"]
+    table = adjusted(pd.DataFrame(rows), family, inference, {"leakage_p": "leakage_q"})
+    table = noted(table, table.leakage, "no leakage beyond rounding")
     # The share of `relative` is 0 by construction, not by estimation: there is nothing to test.
     table.loc[table.term == "relative", "p"] = np.nan
-    table = adjusted(table, ["condition", "queries", "term"], inference, {"p": "q"})
+    table = adjusted(table, family, inference, {"p": "q"})
+    notes += inference.few_flips(table.groupby(family).size().max())
+    settings |= inference.settings() | {"order": order}
+    return ShareResult(ordered(_with_scatter(table.drop(columns="leakage_p"), terms)), settings, notes)
+
+
+@explained
+def size(
+    data: xr.Dataset,
+    *,
+    order: str = "shapley",
+    by: Sequence[str] = (),
+    octaves: bool = True,
+    offsets: Sequence[int] | None = None,
+    level: float = 0.95,
+    method: str | None = None,
+    n_resamples: int = 2000,
+    n_permutations: int = 9999,
+    seed: int = 0,
+    adjust: str = "bh",
+) -> SizeResult:
+    """How much absolute position each term carries by itself.
+
+    ``C(term, term)``, the pair product of the term centred over the analysed queries, summed over offsets, as leakage
+    is of log attention. A share falls when the other part grows; a size does not.
+
+    Parameters
+    ----------
+    %(data)s
+    %(order)s
+    %(by)s
+    %(octaves)s
+    %(offsets)s
+    %(level)s
+    %(method)s
+    %(n_resamples)s
+    %(n_permutations)s
+    %(seed)s
+    %(adjust)s
+        The family is all rows of one condition, bin and term.
+
+    Returns
+    -------
+    SizeResult
+        Terms `log_attention` (its size is leakage), `mask`, `sink`, `redistribution` and `residual`, in nats squared.
+        The sign-flip test of "the term has no absolute position" is made of `log_attention`, `redistribution` and
+        `residual`; mask and sink hold so much of the estimated steady state that there is no calibrated test.
+
+    Raises
+    ------
+    DesignError, InputError, NumericalError
+        As :func:`leakage`.
+
+    Examples
+    --------
+    >>> import posstats as ps
+    >>> result = ps.size(ps.simulate(n=30, length=64, seed=0).dataset, octaves=False)
+    >>> result.table.set_index("term").low["mask"] > 0
+    np.True_
+    """
+    inference = Inference(level, method, n_resamples, n_permutations, adjust, seed).of("leakage")
+    kernel = partial(size_statistics, last=check_order(order))
+    grouped, octaves = check_by(by), flag("octaves", octaves)
+    terms, notes, settings = prepare(data, offsets, inference)
+    rows: list[dict[str, object]] = []
+    for condition, one in conditions(terms):
+        rows += _squares(one, condition, kernel, share_bins(one, octaves), grouped, inference)
+    table = adjusted(pd.DataFrame(rows), ["condition", "queries", "term"], inference, {"p": "q"})
     notes += inference.few_flips(table.groupby(["condition", "queries", "term"]).size().max())
-    return ShareResult(ordered(table.drop(columns="leakage_p")), settings | inference.settings(), notes)
+    settings |= inference.settings() | {"order": order}
+    return SizeResult(ordered(_with_scatter(table, terms)), settings, notes)
 
 
 @explained
 def magnitude(
     data: xr.Dataset,
     *,
+    order: str = "shapley",
     by: Sequence[str] = (),
     offsets: Sequence[int] | None = None,
     level: float = 0.95,
@@ -189,14 +273,15 @@ def magnitude(
     seed: int = 0,
     adjust: str = "bh",
 ) -> MagnitudeResult:
-    """How far each term is from its long-context value, by octave of the query.
+    """How far each term is from the steady state, by octave of the query.
 
-    The pair product of ``t[i,d] - mean_{i >= T/2} t[i,d]``, averaged over the queries of the bin and over the offsets
-    that exist for all of them, summed over the pooled heads and layers.
+    The pair product of the term itself, averaged over the queries of the bin and over the offsets that exist for all of
+    them, summed over the pooled heads and layers: every term but `relative` is a departure from the steady state.
 
     Parameters
     ----------
     %(data)s
+    %(order)s
     %(by)s
     %(offsets)s
     %(level)s
@@ -209,10 +294,10 @@ def magnitude(
     Returns
     -------
     MagnitudeResult
-        Terms `log_attention`, `mask`, `sink`, `logit_drift`, `denominator_drift` and `residual`, in nats squared; bins
-        are the octaves and the early queries ``[2, 16)``. The sign-flip test of "the departure has no mean anywhere in
-        the bin" is made of `log_attention`, `logit_drift` and `residual`; the other terms hold so much of the estimated
-        reference that there is no calibrated test of their being 0.
+        Terms `log_attention` (the departure ``log A - relative``), `mask`, `sink`, `redistribution` and `residual`, in
+        nats squared; bins are the octaves and the early queries ``[2, 16)``. The sign-flip test of "the departure has
+        no mean anywhere in the bin" is made of `log_attention`, `redistribution` and `residual`; the other terms hold
+        so much of the estimated steady state that there is no calibrated test of their being 0.
 
     Raises
     ------
@@ -224,31 +309,19 @@ def magnitude(
     >>> import posstats as ps
     >>> result = ps.magnitude(ps.simulate(n=30, length=64, seed=0).dataset, n_resamples=200)
     >>> result.table.queries.unique().tolist()
-    ['[2, 4)', '[4, 8)', '[8, 16)', '[16, 32)', '[32, 63)', '[2, 16)']
+    ['[2, 4)', '[4, 8)', '[8, 16)', '[16, 32)', '[2, 16)']
     """
     inference = Inference(level, method, n_resamples, n_permutations, adjust, seed).of("magnitude")
+    kernel = partial(magnitude_statistics, last=check_order(order))
     grouped = check_by(by)
     terms, notes, settings = prepare(data, offsets, inference)
-    rows = []
+    rows: list[dict[str, object]] = []
     for condition, one in conditions(terms):
-        bins = magnitude_bins(one)
-        for cell in estimates(
-            [one],
-            magnitude_statistics,
-            _magnitudes,
-            bins=bins,
-            by=grouped,
-            inference=inference,
-            tested=_TESTED_MAGNITUDES,
-            squared=True,
-        ):
-            absence_p = dict(zip(_TESTED_MAGNITUDES, cell.absence_p, strict=True))
-            for k, term in enumerate(MAGNITUDE_COMPONENTS):
-                p = absence_p.get(k, np.nan)
-                rows.append(_row(condition, cell, k) | {"term": term, "p": p})
+        rows += _squares(one, condition, kernel, magnitude_bins(one), grouped, inference)
     table = adjusted(pd.DataFrame(rows), ["condition", "queries", "term"], inference, {"p": "q"})
     notes += inference.few_flips(table.groupby(["condition", "queries", "term"]).size().max())
-    return MagnitudeResult(ordered(table), settings | inference.settings(), notes)
+    settings |= inference.settings() | {"order": order}
+    return MagnitudeResult(ordered(_with_scatter(table, terms)), settings, notes)
 
 
 @explained
@@ -257,6 +330,7 @@ def removal(
     condition: str | Sequence[str],
     *,
     baseline: str = BASELINE,
+    order: str = "shapley",
     by: Sequence[str] = (),
     offsets: Sequence[int] | None = None,
     level: float = 0.95,
@@ -269,9 +343,7 @@ def removal(
     """How much of the residual-stream magnitude a condition removes.
 
     ``1 - magnitude_residual(condition) / magnitude_residual(baseline)``, a ratio of sums over the pooled heads and
-    layers; paired, the same documents are resampled in both. Negative where the condition adds. A removal is reported
-    only where there is something to remove: where the magnitude at baseline is significant (q < 1 - level in its
-    family, sign-flip test as in :func:`magnitude`).
+    layers; paired, the same documents are resampled in both. Negative where the condition adds.
 
     Parameters
     ----------
@@ -281,6 +353,7 @@ def removal(
         One or several conditions, such as "bos=mean".
     baseline : str
         Condition compared with.
+    %(order)s
     %(by)s
     %(offsets)s
     %(level)s
@@ -293,7 +366,8 @@ def removal(
     Returns
     -------
     RemovalResult
-        By octave and for the early queries ``[2, 16)``.
+        By octave and for the early queries ``[2, 16)``; `baseline_q` belongs to the sign-flip test that there is
+        something to remove, as in :func:`magnitude`.
 
     Raises
     ------
@@ -310,6 +384,7 @@ def removal(
     True
     """
     inference = Inference(level, method, n_resamples, n_permutations, adjust, seed).of("removal")
+    kernel = partial(residual_statistics, last=check_order(order))
     grouped = check_by(by)
     terms, notes, settings = prepare(data, offsets, inference)
     there = terms.condition.values.tolist()
@@ -319,7 +394,7 @@ def removal(
     sources = [select_condition(terms, name) for name in (baseline, *names)]
     rows = []
     for cell in estimates(
-        sources, residual_statistics, _removal, bins=magnitude_bins(sources[0]), by=grouped, inference=inference,
+        sources, kernel, _removal, bins=magnitude_bins(sources[0]), by=grouped, inference=inference,
     ):  # fmt: skip
         magnitudes = cell.interval.estimate[len(names) :]
         for k, name in enumerate(names):
@@ -328,28 +403,42 @@ def removal(
     rows.sort(key=lambda row: names.index(str(row["condition"])))
     family = ["condition", "queries"]
     table = adjusted(pd.DataFrame(rows), family, inference, {"baseline_p": "baseline_q"})
-    table = withheld(table, table.baseline_q, table.baseline_magnitude, inference, "nothing to remove at baseline")
+    table = noted(table, table.baseline_magnitude, "nothing to remove beyond rounding")
     table = adjusted(table, family, inference, {"p": "q"}).drop(columns="baseline_p")
     notes += inference.few_flips(table.groupby(family).size().max())
-    return RemovalResult(ordered(table), settings | inference.settings() | {"baseline": baseline}, notes)
+    settings |= inference.settings() | {"order": order, "baseline": baseline}
+    return RemovalResult(ordered(table), settings, notes)
 
 
-def _leakage(sums: Array) -> Array:
-    return sums[..., 0, :1]
+def _squares(
+    one: xr.Dataset,
+    condition: str,
+    kernel: StatisticsKernel,
+    bins: Sequence[Bin],
+    by: Sequence[str],
+    inference: Inference,
+) -> Iterator[dict[str, object]]:
+    """Rows of means of squares, one per term."""
+    for cell in estimates(
+        [one], kernel, _components, bins=bins, by=by, inference=inference, tested=_TESTED, squared=True
+    ):
+        absence_p = dict(zip(_TESTED, cell.absence_p, strict=True))
+        for k, term in enumerate(SQUARE_COMPONENTS):
+            yield _row(condition, cell, k) | {"term": term, "p": absence_p.get(k, np.nan)}
 
 
-def _shares(sums: Array) -> Array:
-    """Leakage, then the shares of the five terms and of the residual."""
-    parts = sums[..., 0, :]
-    total = parts[..., :1]
-    with np.errstate(divide="ignore", invalid="ignore"):  # no leakage at all: the share is undefined, NaN
-        share = np.where(total != 0, parts[..., 1:] / total, np.nan)
-    residual = share[..., [k - 1 for k in _RESIDUAL_COLUMNS]].sum(axis=-1, keepdims=True)
-    return np.concatenate([total, np.zeros_like(total), share, residual], axis=-1)
-
-
-def _magnitudes(sums: Array) -> Array:
+def _components(sums: Array) -> Array:
+    """The components of the only source."""
     return sums[..., 0, :]
+
+
+def _shares(sums: Array, parts: Array) -> Array:
+    """Leakage, then the shares, whose numerators are combinations `parts` (component, share) of the components."""
+    components = sums[..., 0, :]
+    total = components[..., :1]
+    with np.errstate(divide="ignore", invalid="ignore"):  # no leakage at all: the share is undefined, NaN
+        share = np.where(total != 0, (components[..., None] * parts).sum(axis=-2) / total, np.nan)
+    return np.concatenate([total, share], axis=-1)
 
 
 def _removal(sums: Array) -> Array:
@@ -361,12 +450,48 @@ def _removal(sums: Array) -> Array:
     return np.concatenate([removed, residual], axis=-1)
 
 
+def content_scatter(data: xr.Dataset) -> pd.DataFrame:
+    """Content scatter of every head: the standard deviation of its logits in the steady state, about their lag's mean.
+
+    ``sqrt(mean over lags of [mean over sequences and reference queries of (x[r, d] - mean)^2])`` with
+    ``x[r, d] = s[r, r-d] - log sum_d exp s[r, r-d]``, so that nothing that softmax cannot see is counted.
+
+    Parameters
+    ----------
+    data : xarray.Dataset
+        A dump or terms of one condition, with `steady_square`.
+
+    Returns
+    -------
+    pandas.DataFrame
+        Columns `layer`, `head` and `content_scatter`, nats.
+    """
+    frames = []
+    for layer in data.layer.values.tolist():
+        one = read(data[["steady_logit", "steady_log_sum", "steady_square"]].sel(layer=layer))
+        steady = SteadyState.of(one.steady_logit.values, one.steady_log_sum.values)
+        mean_square = one.steady_square.values.astype(np.float64).mean(axis=0)
+        variance = mean_square - (steady.logit.mean(axis=0) ** 2).mean(axis=-1)
+        scatter = np.sqrt(np.maximum(variance, 0.0))  # rounding, where nothing scatters
+        frames.append(pd.DataFrame({"layer": layer, "head": data["head"].values, "content_scatter": scatter}))
+    return pd.concat(frames, ignore_index=True)
+
+
+def _with_scatter(table: pd.DataFrame, terms: xr.Dataset) -> pd.DataFrame:
+    """A table of single heads with their content scatter, where it was recorded."""
+    if not {"layer", "head"} <= set(table) or "steady_square" not in terms:
+        return table
+    by_condition = [content_scatter(one).assign(condition=name) for name, one in conditions(terms)]
+    return table.merge(pd.concat(by_condition), on=["condition", "layer", "head"], how="left", validate="m:1")
+
+
 def _row(condition: str, cell: Estimate, value: int) -> dict[str, object]:
     x = cell.interval
     return {
         "condition": condition,
         **cell.key,
         "queries": cell.bin.label,
+        **({} if cell.bin.offset is None else {"offset": cell.bin.offset}),
         "estimate": x.estimate[value],
         "se": x.se[value],
         "low": x.low[value],

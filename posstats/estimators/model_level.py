@@ -19,7 +19,6 @@ from posstats.results.comparison import ModelLevelResult, ModelSlopeResult
 from posstats.stats.inference.mixed import fit_mixed
 from posstats.stats.inference.multiplicity import adjust as adjust_p
 from posstats.stats.inference.options import Inference
-from posstats.stats.inference.replicates import sums_at
 from posstats.stats.inference.resample import corrected_error, document_pairs, jackknife_error, leave_out_weights
 from posstats.stats.inference.sign_flips import SignFlips, random_signs, sign_flip_test
 from posstats.stats.pair_products.components import (
@@ -27,18 +26,19 @@ from posstats.stats.pair_products.components import (
     LayerField,
     analysed_queries,
     by_row,
+    share_parts,
     share_statistics,
 )
-from posstats.stats.pair_products.evaluate import evaluate
-from posstats.stats.pair_products.terms import Array, reference
-from posstats.vocabulary import LOG_ATTENTION, RESIDUAL, RESIDUAL_TERMS
+from posstats.stats.pair_products.evaluate import evaluate, mean_terms
+from posstats.stats.pair_products.terms import Array, check_order
+from posstats.vocabulary import LOG_ATTENTION, RESIDUAL, TERMS
 
 #: What is asked of every head.
 MEASURES = ("share", "slope")
 #: Terms a measure exists for; `relative` has neither share nor slope, by construction.
 _TERMS = {
-    "share": (*SHARE_COMPONENTS[1:], RESIDUAL),
-    "slope": (LOG_ATTENTION, *SHARE_COMPONENTS[1:], RESIDUAL),
+    "share": (*TERMS[1:], RESIDUAL),
+    "slope": (LOG_ATTENTION, *TERMS[1:], RESIDUAL),
 }
 _FEWEST_LAYERS = 3
 
@@ -49,6 +49,7 @@ def model_level(
     *,
     term: str = RESIDUAL,
     measure: str = "share",
+    order: str = "shapley",
     offsets: Sequence[int] | None = None,
     level: float = 0.95,
     n_permutations: int = 9999,
@@ -69,6 +70,7 @@ def model_level(
         A term of log attention or `residual`; for slopes `log_attention` too.
     measure : {"share", "slope"}
         The share of leakage (unitless), or the slope on log2(i + 1) in nats per doubling.
+    %(order)s
     %(offsets)s
     %(level)s
     %(n_permutations)s
@@ -118,6 +120,7 @@ def model_level(
     inference = Inference(level, n_permutations=n_permutations, adjust=adjust, seed=seed)
     measure = choice("measure", measure, MEASURES)
     term = choice(f"term of a {measure}", term, _TERMS[measure])
+    last = check_order(order)
     terms, notes, settings = prepare(data, offsets, inference)
     if terms.sizes["layer"] < _FEWEST_LAYERS:
         raise DesignError(f"{terms.sizes['layer']} layer(s) cannot show how layers vary; at least 3 are needed.")
@@ -125,7 +128,10 @@ def model_level(
     signs = random_signs(int(str(settings["n_documents"])), inference.n_permutations, inference.seed)
     rows, heads = [], []
     for name, one in conditions(terms):
-        measured = _shares(one, queries, term, signs) if measure == "share" else _slopes(one, queries, term)
+        if measure == "share":
+            measured = _shares(one, queries, share_parts(order)[term], signs)
+        else:
+            measured = _slopes(one, queries, term, last)
         frames, values = zip(*measured, strict=True)
         frame = pd.concat([part.assign(head=terms["head"].values) for part in frames], ignore_index=True)
         estimates = _Estimates.join(values)
@@ -139,7 +145,7 @@ def model_level(
         heads.append(frame.assign(condition=name))
     columns = ("condition", "layer", "head", "estimate", "se", "leakage", "leakage_q", "note")
     by_head = pd.concat(heads, ignore_index=True)
-    settings |= {"measure": measure, "level": inference.level, "seed": inference.seed}
+    settings |= {"measure": measure, "order": order, "level": inference.level, "seed": inference.seed}
     settings["standard_errors"] = "mixed model of heads within layers, jackknife over documents, t(df)"
     result = ModelLevelResult if measure == "share" else ModelSlopeResult
     return result(pd.DataFrame(rows), settings, notes, by_head[[name for name in columns if name in by_head]])
@@ -240,10 +246,9 @@ def _sampling_covariance(estimates: _Estimates, layers: NDArray[np.generic]) -> 
 
 
 def _shares(
-    terms: xr.Dataset, queries: NDArray[np.int64], term: str, signs: SignFlips
+    terms: xr.Dataset, queries: NDArray[np.int64], parts: Array, signs: SignFlips
 ) -> Iterator[tuple[pd.DataFrame, _Estimates]]:
     """Per layer: leakage of the heads with its p-value; their shares."""
-    parts = [SHARE_COMPONENTS.index(name) for name in (RESIDUAL_TERMS if term == RESIDUAL else (term,))]
     blocks = field_blocks(terms, products=len(SHARE_COMPONENTS))
     measured = side_by_side(partial(_shares_of_block, queries=queries, parts=parts), blocks)
     for layer, blocks_of_layer in by_layer(measured):
@@ -253,7 +258,7 @@ def _shares(
         yield frame, _Estimates.join(estimates)
 
 
-def _shares_of_block(block: Block, *, queries: NDArray[np.int64], parts: list[int]) -> tuple[Array, Array, _Estimates]:
+def _shares_of_block(block: Block, *, queries: NDArray[np.int64], parts: Array) -> tuple[Array, Array, _Estimates]:
     """Of the heads of a block their leakage, its products of documents, and their shares."""
     (field,) = block.fields()
     stats = share_statistics(field, queries, field.offsets)
@@ -261,49 +266,32 @@ def _shares_of_block(block: Block, *, queries: NDArray[np.int64], parts: list[in
     pairs = document_pairs(n_documents)
     values = evaluate([stats], leave_out_weights(n_documents, pairs))[0].value
     total = values[..., 0]
-    part = values[..., parts].sum(axis=-1)
+    part = (values * parts).sum(axis=-1)
     share = np.divide(part, total, out=np.full_like(total, np.nan), where=total != 0)
     whole, without_pairs = np.split(share, [n_documents + 1])
     return total[0], stats.gram[:, 0], _Estimates(whole[0], whole[1:], pairs, without_pairs)
 
 
-def _slopes(terms: xr.Dataset, queries: NDArray[np.int64], term: str) -> Iterator[tuple[pd.DataFrame, _Estimates]]:
+def _slopes(
+    terms: xr.Dataset, queries: NDArray[np.int64], term: str, last: float
+) -> Iterator[tuple[pd.DataFrame, _Estimates]]:
     """Per layer: slopes of the heads."""
-    measured = side_by_side(partial(_slopes_of_block, queries=queries, term=term), field_blocks(terms))
+    measured = side_by_side(partial(_slopes_of_block, queries=queries, term=term, last=last), field_blocks(terms))
     for layer, blocks_of_layer in by_layer(measured):
         estimates = _Estimates.join(blocks_of_layer)
         yield pd.DataFrame({"layer": np.full(len(estimates.at_all), layer)}), estimates
 
 
-def _slopes_of_block(block: Block, *, queries: NDArray[np.int64], term: str) -> _Estimates:
+def _slopes_of_block(block: Block, *, queries: NDArray[np.int64], term: str, last: float) -> _Estimates:
     (field,) = block.fields()
-    values = _slopes_at(field, queries, term, leave_out_weights(len(field.sequences)))
+    values = _slopes_at(field, queries, term, leave_out_weights(len(field.sequences)), last)
     if not np.isfinite(values).all():
         raise NumericalError(f"Log attention of layer {block.layer} is not finite at an analysed query.")
     return _Estimates(values[0], values[1:], np.empty((0, 2), dtype=np.int64), np.empty((0, values.shape[1])))
 
 
-def _slopes_at(field: LayerField, queries: NDArray[np.int64], term: str, weights: Array) -> Array:
+def _slopes_at(field: LayerField, queries: NDArray[np.int64], term: str, weights: Array, last: float) -> Array:
     """Least-squares slopes on log2(i + 1) at document weights (replicate, document): (replicate, head)."""
     x = np.log2(queries + 1.0)
     x -= x.mean()
-    project = x / (x @ x)
-    total = (weights @ field.sequences)[:, None]
-
-    def slope(sums: Array) -> Array:
-        return sums_at(by_row(sums[:, :, queries], project), weights) / total
-
-    share, rest, logit = slope(field.rest_share), slope(field.rest), slope(field.logit.mean(axis=-1))
-    seen = np.isfinite(field.lag_mean[0])  # lags that no query sees are -inf in every sequence
-    lag_mean = sums_at(np.where(seen, field.lag_mean, 0.0), weights) / total[..., None]
-    ref = reference(np.where(seen, lag_mean, -np.inf), field.visible_keys, field.learned_sink)
-    log_z, log_rest = (by_row(logs[..., queries], project) for logs in (ref.log_denominator, ref.log_denominator_rest))
-    by_term = {
-        "mask": -log_z,
-        "sink": share + log_z - log_rest,
-        "logit_drift": logit,
-        "denominator_drift": rest + log_rest,
-        LOG_ATTENTION: logit + share + rest,
-    }
-    by_term[RESIDUAL] = by_term[LOG_ATTENTION] - by_term["mask"]
-    return by_term[term]
+    return by_row(mean_terms(field, weights, last)[term][:, :, queries], x / (x @ x))

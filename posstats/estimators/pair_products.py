@@ -41,37 +41,46 @@ Estimand = Callable[[Array], Array]
 
 @dataclass(frozen=True, slots=True)
 class Bin:
-    """Queries analysed together and the offsets that exist for every one of them."""
+    """Queries analysed together and the offsets that exist for every one of them.
+
+    `offset` is the one offset, where offsets are kept apart.
+    """
 
     label: str
     queries: np.ndarray
     offsets: np.ndarray
+    offset: int | None = None
+
+    def by_offset(self) -> list["Bin"]:
+        """The same queries, one offset at a time."""
+        return [Bin(self.label, self.queries, np.array([d]), d) for d in self.offsets.tolist()]
 
 
 def share_bins(terms: xr.Dataset, octaves: bool) -> list[Bin]:
-    """The headline bin "all", ``max offset < i < T - 1``, and the octaves if asked for."""
+    """The headline bin "all", ``max offset < i < Q``, and the octaves if asked for."""
     offsets = terms.offset.values
-    length = terms.sizes["query"]
-    bins = [Bin("all", analysed_queries(length, offsets), offsets)]
-    return bins + _octaves(length, offsets) if octaves else bins
+    n_queries = terms.sizes["query"]
+    bins = [Bin("all", analysed_queries(n_queries, offsets), offsets)]
+    return bins + _octaves(n_queries, offsets) if octaves else bins
 
 
 def magnitude_bins(terms: xr.Dataset) -> list[Bin]:
     """The octaves and the early queries."""
-    length = terms.sizes["query"]
-    # An offset must exist at every late query too, since their mean is subtracted.
-    offsets = terms.offset.values[terms.offset.values < (length + 1) // 2]
-    bins = _octaves(length, offsets)
+    n_queries, offsets = terms.sizes["query"], terms.offset.values
+    bins = _octaves(n_queries, offsets)
     early = Bin(EARLY_BIN, np.arange(*EARLY), offsets[offsets < EARLY[0]])
-    if length - 1 >= EARLY[1] and len(early.offsets):
+    if n_queries >= EARLY[1] and len(early.offsets):
         bins.append(early)
     if not bins:
-        raise DesignError(f"No offset exists for every query of any octave of {length} tokens; record offset 0 or 1.")
+        raise DesignError(
+            f"No offset exists for every query of any octave of {n_queries} analysed queries; record offset 0 or 1."
+        )
     return bins
 
 
-def _octaves(length: int, offsets: np.ndarray) -> list[Bin]:
-    bins = [Bin(f"[{low}, {high})", np.arange(low, high), offsets[offsets < low]) for low, high in octave_bins(length)]
+def _octaves(n_queries: int, offsets: np.ndarray) -> list[Bin]:
+    octaves = octave_bins(n_queries)
+    bins = [Bin(f"[{low}, {high})", np.arange(low, high), offsets[offsets < low]) for low, high in octaves]
     return [one for one in bins if len(one.offsets)]
 
 
@@ -88,17 +97,33 @@ class Estimate:
         One element per value of the estimand.
     absence_p : ndarray, shape (tested,)
         Sign-flip p-values of "this component of the first source is 0: its field has no mean", per tested component.
+    sums : Sums
+        The components that the estimand is a function of, at the estimate, without each document and at every
+        replicate: numerator and denominator of a ratio together.
     """
 
     key: dict[str, int]
     bin: Bin
     interval: Interval
     absence_p: Array
+    sums: "Sums"
 
 
 @dataclass(slots=True)
-class _Sums:
-    """Components summed over the heads of a group, (..., source, component), and the products that are tested."""
+class Sums:
+    """Components summed over the heads of a group, and the products that are tested.
+
+    Attributes
+    ----------
+    estimate : ndarray, shape (source, component)
+    left_out : ndarray, shape (document, source, component)
+        Without each document.
+    replicates : ndarray, shape (replicate, source, component)
+        At the bootstrap's counts or without pairs of documents, as the interval method needs.
+    replicates_left_out : ndarray, shape (replicate, document, source, component)
+        Without one copy of each document of a replicate; no documents unless the method is "studentized".
+    products : ndarray, shape (tested component, document, document)
+    """
 
     estimate: Array
     left_out: Array
@@ -107,7 +132,7 @@ class _Sums:
     products: Array
 
     @classmethod
-    def of_cells(cls, cells: Sequence["_Sums"]) -> "_Sums":
+    def of_cells(cls, cells: Sequence["Sums"]) -> "Sums":
         """Several groups and bins side by side: (..., cell, source, component), products (cell, ...)."""
         names = ("estimate", "left_out", "replicates", "replicates_left_out")
         values = {name: np.stack([getattr(one, name) for one in cells], axis=-3) for name in names}
@@ -154,17 +179,17 @@ def estimates(
     resampling = _Resampling.of(inference, n_documents)
     signs = random_signs(n_documents, inference.n_permutations, inference.seed)
     head_labels = sources[0]["head"].values.tolist()
-    groups: dict[tuple[tuple[str, int], ...], list[_Sums]] = {}
+    groups: dict[tuple[tuple[str, int], ...], list[Sums]] = {}
 
     def finish() -> Iterator[Estimate]:
         cells = [
             (key, one_bin, sums) for key in sorted(groups) for one_bin, sums in zip(bins, groups[key], strict=True)
         ]
-        together = _Sums.of_cells([sums for _, _, sums in cells])
+        together = Sums.of_cells([sums for _, _, sums in cells])
         absence_p = sign_flip_test(together.products, signs)
         found = resampling.interval(together, estimand, squared)
-        for k, (key, one_bin, _) in enumerate(cells):
-            yield Estimate(dict(key), one_bin, found.at(k), absence_p[k])
+        for k, (key, one_bin, sums) in enumerate(cells):
+            yield Estimate(dict(key), one_bin, found.at(k), absence_p[k], sums)
         groups.clear()
 
     job = partial(_evaluate_block, kernel=kernel, bins=tuple(bins), inference=inference, tested=tuple(tested))
@@ -241,7 +266,7 @@ class _Resampling:
     def studentized(self) -> bool:
         return self.inference.interval == "studentized"
 
-    def interval(self, sums: _Sums, estimand: Estimand, squared: bool) -> Interval:
+    def interval(self, sums: Sums, estimand: Estimand, squared: bool) -> Interval:
         """Intervals of the estimand, (cell, value)."""
         error = None
         if self.studentized:
@@ -301,10 +326,10 @@ def _evaluated(stats: list[Statistics], resampling: _Resampling, tested: Sequenc
     return made
 
 
-def _stack(parts: Sequence[tuple[Array, Array, Array, Array, Array]]) -> _Sums:
+def _stack(parts: Sequence[tuple[Array, Array, Array, Array, Array]]) -> Sums:
     """Components of several sources side by side: (..., source, component)."""
     estimate, left_out, replicates, left, products = zip(*parts, strict=True)
-    return _Sums(
+    return Sums(
         estimate=np.stack(estimate, axis=-2),
         left_out=np.stack(left_out, axis=-2),
         replicates=np.stack(replicates, axis=-2),
@@ -313,7 +338,7 @@ def _stack(parts: Sequence[tuple[Array, Array, Array, Array, Array]]) -> _Sums:
     )
 
 
-def _add(total: _Sums, part: _Sums) -> None:
+def _add(total: Sums, part: Sums) -> None:
     total.estimate += part.estimate
     total.left_out += part.left_out
     total.replicates += part.replicates

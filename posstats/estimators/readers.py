@@ -58,7 +58,7 @@ def readers(
     residual_baseline``,
 
     the pair product of the paired difference of the residual-stream component, over the analysed queries ``max offset <
-    i < T - 1`` and the offsets, (n, m) from different documents, either side with the stationary reference of its own
+    i < Q`` and the offsets, (n, m) from different documents, either side with the steady state of its own
     sequences. Differences that single sequences have by themselves contribute nothing.
 
     Parameters
@@ -101,7 +101,7 @@ def readers(
 
     Notes
     -----
-    The reference denominators are estimated from the same sequences, which biases a displacement by order 1/N, as it
+    The steady state is estimated from the same sequences, which biases a displacement by order 1/N, as it
     does every magnitude of the residual (docs/method.md, section 3). What stays below the square of what rounding may
     do to a term (1e-4 nats for a model in float32, 1e-9 in float64) counts as no change: p is 1 and `note` says so.
 

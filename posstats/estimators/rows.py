@@ -47,6 +47,16 @@ def conditions(terms: xr.Dataset) -> list[tuple[str, xr.Dataset]]:
     return [(str(name), select_condition(terms, name)) for name in terms.condition.values.tolist()]
 
 
+def noted(table: pd.DataFrame, whole: pd.Series, why: str) -> pd.DataFrame:
+    """Say where a ratio has no denominator beyond rounding, and where there is no test because nothing varies."""
+    nothing = ~(whole.abs() > ROUNDING)
+    table.loc[nothing, ["estimate", "se", "low", "high", "p"]] = np.nan
+    point = ~nothing & (table.se <= ROUNDING) & (table.get("term", "") != "relative")
+    table.loc[point, "p"] = np.nan  # a division by rounding would make what is rounding the most significant of all
+    table["note"] = np.select([nothing, point], [why, "documents do not differ beyond rounding: no test"], "")
+    return table
+
+
 def withheld(table: pd.DataFrame, q: pd.Series, whole: pd.Series, inference: Inference, why: str) -> pd.DataFrame:
     """Withhold a ratio whose denominator is not significantly above 0, or its test where nothing varies; say so."""
     weak = ~(q < 1 - inference.level) | ~(whole > ROUNDING)
@@ -70,7 +80,7 @@ def adjusted(table: pd.DataFrame, family: list[str], inference: Inference, colum
 
 def ordered(table: pd.DataFrame) -> pd.DataFrame:
     """Key columns first."""
-    first = [name for name in ("condition", "layer", "head", "queries", "term") if name in table]
+    first = [name for name in ("condition", "layer", "head", "queries", "offset", "term") if name in table]
     return table[first + [name for name in table if name not in first]]
 
 

@@ -39,9 +39,9 @@ def sinks(
 ) -> SinkResult:
     """Find the sink-reading heads, and what they look for.
 
-    ``A0[i] = exp s[i, 0] / Z[i]``, averaged over the queries i >= 16 of all sequences. A head is sink-reading where
-    that mean is above `epsilon` and the two-sided test of "the mean is epsilon" rejects, q < 1 - level over all heads
-    of the model.
+    ``A0[i] = exp s[i, 0] / Z[i]``, averaged over the analysed queries i >= 16 of all sequences. A head is sink-reading
+    where that mean is above `epsilon` and the two-sided test of "the mean is epsilon" rejects, q < 1 - level over all
+    heads of the model.
 
     Parameters
     ----------
@@ -131,9 +131,9 @@ def attention_on_position_0(one: xr.Dataset) -> Array:
     """Mean attention on position 0 over i >= 16 of one condition, (sequence, layer, head)."""
     if one.sizes["query"] <= FIRST_SINK_QUERY:
         raise DesignError(
-            f"Sequences of {one.sizes['query']} tokens have no query i >= {FIRST_SINK_QUERY}; dump longer ones."
+            f"{one.sizes['query']} analysed queries hold no query i >= {FIRST_SINK_QUERY}; dump longer sequences."
         )
-    blocks = head_blocks(one[["sink_logit", "log_denominator_rest", "visible_keys"]])
+    blocks = head_blocks(one[["sink_logit", "log_denominator_rest", "visible_keys", "learned_sink"]])
     found = dict(by_layer(side_by_side(_late_attention, blocks)))
     return np.stack([np.concatenate(found[layer], axis=1) for layer in one.layer.values.tolist()], axis=1)
 
@@ -143,7 +143,8 @@ def _late_attention(block: Block) -> Array:
     logit, rest = (
         layer[name].transpose("sequence", "head", "query").values for name in ("sink_logit", "log_denominator_rest")
     )
-    return late_attention(logit, rest, layer.visible_keys.values.astype(np.int64))
+    learned = layer.learned_sink.values.astype(np.float64)[:, None]
+    return late_attention(logit, rest, layer.visible_keys.values.astype(np.int64), learned)
 
 
 def _head_rows(

@@ -113,7 +113,7 @@ def trajectory(
     --------
     >>> import posstats as ps
     >>> ds = ps.simulate(n=30, length=32, layers=2, seed=0).dataset
-    >>> ds["trajectory_departure"] = 0 * ds.residual_norm.isel(query=0, drop=True)  # as a dump has it
+    >>> ds["trajectory_departure"] = 0 * ds.residual_norm.isel(token=0, drop=True)  # as a dump has it
     >>> result = ps.trajectory(ds)
     >>> [bool(held) for held in result.table.query("quantity == 'within'").holds]
     [True, True, True]
@@ -242,7 +242,7 @@ def _identification(
 
 def _first_tokens(one: xr.Dataset, code: NDArray[np.int64]) -> NDArray[np.int64]:
     """First token of every document."""
-    first = read(one.token_id.isel(query=0)).values.astype(np.int64)
+    first = read(one.token_id.isel(token=0)).values.astype(np.int64)
     labels = first[np.unique(code, return_index=True)[1]]
     if (labels[code] != first).any():
         raise DesignError("Sequences of one document begin with different tokens; there must be one per document.")

@@ -35,7 +35,7 @@ _TERM_STYLE = {
     "mask": ("#0072B2", "o"),
     RESIDUAL: ("#D55E00", "s"),
     "sink": ("#009E73", "^"),
-    "logit_drift": ("#CC79A7", "D"),
+    "redistribution": ("#CC79A7", "D"),
     "denominator_drift": ("#56B4E9", "v"),
 }
 _DPI = 150

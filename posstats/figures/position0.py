@@ -53,7 +53,7 @@ def attention_map(result: SinkResult, ax: Axes | None = None, *, condition: str 
     Examples
     --------
     >>> import posstats as ps
-    >>> ax = attention_map(ps.sinks(ps.simulate(n=30, length=32, layers=2, seed=0).dataset))
+    >>> ax = attention_map(ps.sinks(ps.simulate(n=30, length=64, layers=2, seed=0).dataset))
     >>> ax.get_ylabel()
     'head'
     """
@@ -107,7 +107,7 @@ def distance_by_depth(result: TrajectoryResult, ax: Axes | None = None, *, condi
     --------
     >>> import posstats as ps
     >>> ds = ps.simulate(n=30, length=32, layers=2, seed=0).dataset
-    >>> ds["trajectory_departure"] = 0 * ds.residual_norm.isel(query=0, drop=True)
+    >>> ds["trajectory_departure"] = 0 * ds.residual_norm.isel(token=0, drop=True)
     >>> distance_by_depth(ps.trajectory(ds)).get_xlabel()
     'depth (blocks passed)'
     """

@@ -100,8 +100,8 @@ def claims(
     >>> import posstats as ps
     >>> ds = ps.simulate(n=30, length=32, layers=2, conditions=["baseline", "bos=mean"], seed=0).dataset
     >>> ledger = ps.claims(ds, n_resamples=99, n_permutations=199)
-    >>> ledger.table.query("claim == 'C7'")[["part", "verdict", "reason"]].to_numpy().tolist()
-    [['a', 'supported', 'agrees with 0.40; baseline 0.13 nats per head, root mean square'], ['claim', 'supported', '']]
+    >>> ledger.table.query("claim == 'C7'")[["part", "verdict"]].to_numpy().tolist()
+    [['a', 'supported'], ['claim', 'supported']]
     """
     inference = Inference(level, method, n_resamples, n_permutations, adjust, seed)
     which = labels("which", which, list(CRITERIA), "text")

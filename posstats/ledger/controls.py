@@ -38,10 +38,13 @@ def shift_differences(ds: xr.Dataset, condition: str) -> dict[str, float]:
 def repeat_residuals(ds: xr.Dataset) -> dict[str, float]:
     """Largest absolute residual-stream terms under `repeat`: term -> nats.
 
-    Every sequence repeats a token of its own, so each is held against its own reference; at the last query that has no
-    ordinary key to go by.
+    Every sequence repeats a token of its own, so each is held against its own steady state. The mask is counted first:
+    counted last, it meets position 0 as it is read from every query, nearer by than the farthest key of the steady
+    state, and part of that difference is the sink's although no residual stream moves anything.
     """
-    terms = decompose(select_condition(ds, "repeat"), reference="sequence").isel(query=slice(1, -1))
+    terms = decompose(select_condition(ds, "repeat"), order="mask_first", reference="sequence").isel(
+        query=slice(1, None)
+    )
     return {
         name: max(made for _, made in side_by_side(_largest, head_blocks(terms[[name]]))) for name in RESIDUAL_TERMS
     }

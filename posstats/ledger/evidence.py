@@ -261,8 +261,8 @@ def per_head(squared: float, heads: int, of: str = "") -> str:
 def no_early(ds: xr.Dataset) -> str:
     """Say why a dump has no early queries, and what to do about it."""
     return (
-        f"sequences of {ds.sizes['query']} tokens with offsets {ds.offset.values.tolist()} have no early queries "
-        f"{EARLY_BIN}: dump longer ones, with offset 0 or 1"
+        f"{ds.sizes['query']} analysed queries with offsets {ds.offset.values.tolist()} have no early queries "
+        f"{EARLY_BIN}: dump longer sequences, with offset 0 or 1"
     )
 
 

@@ -8,7 +8,7 @@ from posstats.study.config import AnalysisConfig
 #: Table -> what was done, in the order of the paragraph. Definitions are those of docs/method.md.
 _SENTENCES = {
     "leakage": "Absolute-position leakage is the part of log attention that, at a fixed offset, varies with the "
-    "query's position over the queries max offset < i < T - 1; it is estimated without bias from products of different "
+    "query's position over the queries max offset < i < Q; it is estimated without bias from products of different "
     "documents, so that content does not count as position, and summed over offsets, heads and layers. ",
     "shares": "The share of a term is its product with log attention over that of log attention with itself, a ratio "
     "of sums over heads and layers, which for additive terms is the Shapley (LMG) allocation of leakage; it is "

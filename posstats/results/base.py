@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from statsmodels.regression.linear_model import RegressionResultsWrapper
 
 #: Columns that say which estimate a row is.
-KEYS = ("condition", "contrast", "layer", "head", "queries", "term")
+KEYS = ("condition", "contrast", "layer", "head", "queries", "offset", "term")
 #: Columns in the unit of the result itself.
 IN_UNITS = ("estimate", "se", "low", "high")
 #: Rows that a view of a result shows.
@@ -265,19 +265,19 @@ class LeakageResult(Result):
 class ShareResult(Result):
     """Whose the leakage is: ``C(term, y) / C(y, y)``, a ratio of sums over the pooled heads and layers.
 
-    Columns added: two-sided `p` and `q` of "the share is 0", `leakage` (nats squared), `leakage_q`, and `note` where
-    leakage itself is not significant and the share is withheld (NaN).
+    Beside the terms, `mask_first` and `mask_last` are the mask's share in either order. Columns added: two-sided `p`
+    and `q` of "the share is 0", `leakage` (nats squared), `leakage_q`, and `note` where nothing leaks beyond rounding.
     """
 
     title: ClassVar[str] = "Shares of absolute-position leakage"
     units: ClassVar[str] = "1"
-    column_units: ClassVar[dict[str, str]] = {"leakage": "nats^2"}
+    column_units: ClassVar[dict[str, str]] = {"leakage": "nats^2", "content_scatter": "nats"}
     queries: ClassVar[str] = f"{ALL_QUERIES} (bin all)"
     null: ClassVar[str] = 'two-sided test of "the share is 0"'
     family: ClassVar[str] = "all rows of the same condition, queries and term"
 
     def check(self) -> None:
-        """Raise NumericalError unless the five shares sum to 1 and the residual to its three terms."""
+        """Raise NumericalError unless the four shares sum to 1 and the residual to its two terms."""
         Result.check(self)
         wide = _wide(self.table, "estimate").dropna()
         if len(wide):
@@ -287,8 +287,19 @@ class ShareResult(Result):
 
 
 @dataclass(frozen=True, slots=True, repr=False)
+class SizeResult(Result):
+    """How much absolute position each term carries by itself: ``C(term, term)`` summed over offsets, nats squared.
+
+    Columns added: sign-flip `p` and `q` of "the term has no absolute position", for the terms that can be tested.
+    """
+
+    title: ClassVar[str] = "Size of terms"
+    units: ClassVar[str] = "nats^2"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
 class MagnitudeResult(Result):
-    """How far each term is from its long-context value: pair product of its departure from the mean over i >= T/2.
+    """How far each term is from the steady state: pair product of the term itself.
 
     Columns added: sign-flip `p` and `q` of "the departure has no mean in this bin", for the terms that can be tested.
     """
@@ -308,7 +319,7 @@ class RemovalResult(Result):
     """How much of the residual-stream magnitude a condition removes: 1 - magnitude(condition) / magnitude(baseline).
 
     Columns added: two-sided `p` and `q` of "nothing is removed", `magnitude` and `baseline_magnitude` (nats squared),
-    `baseline_q` of "there is nothing to remove", and `note` where that is not rejected and the removal is withheld.
+    `baseline_q` of "there is nothing to remove", and `note` where there is nothing beyond rounding.
     """
 
     title: ClassVar[str] = "Removal of the residual-stream component"
@@ -405,7 +416,7 @@ class PositionResult(Result):
         return self.refit(**given)
 
     def check(self) -> None:
-        """Raise NumericalError unless the slopes of the five terms add up to the slope of log attention."""
+        """Raise NumericalError unless the slopes of the four terms add up to the slope of log attention."""
         Result.check(self)
         wide = _wide(self.table, "estimate")
         scale = wide.abs().max(axis=1)

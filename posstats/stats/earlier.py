@@ -173,11 +173,11 @@ def diagonal_centred(logit: ArrayLike, offsets: ArrayLike) -> DiagonalCentred:
     0.0
     """
     y, _, offset = _pairs(logit, offsets, None)
-    mean = y.mean(axis=0)
+    mean = np.ascontiguousarray(y.mean(axis=0))  # sums in one order, however many heads there are
     residual = mean.copy()
     for d in np.unique(offset):
         on_diagonal = offset == d
-        residual[..., on_diagonal] -= mean[..., on_diagonal].mean(axis=-1, keepdims=True)
+        residual[..., on_diagonal] -= np.ascontiguousarray(mean[..., on_diagonal]).mean(axis=-1, keepdims=True)
     left = (residual**2).sum(axis=-1)
     total = ((mean - mean.mean(axis=-1, keepdims=True)) ** 2).sum(axis=-1)
     varies = total > np.finfo(float).eps * (mean**2).sum(axis=-1)

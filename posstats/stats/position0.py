@@ -7,24 +7,28 @@ from numpy.typing import NDArray
 from scipy.special import expit
 
 from posstats.errors import NumericalError
-from posstats.stats.inference.replicates import evaluate_at, sums_at
-from posstats.stats.pair_products.components import LayerField
-from posstats.stats.pair_products.evaluate import pair_count
-from posstats.stats.pair_products.terms import Array, reference
-from posstats.vocabulary import FIRST_SINK_QUERY
+from posstats.stats.inference.replicates import evaluate_at
+from posstats.stats.pair_products.components import LayerField, Slots, Statistics, pair_gram, residual_statistics
+from posstats.stats.pair_products.evaluate import Moved, Moves, State, pair_count
+from posstats.stats.pair_products.terms import Array
+from posstats.vocabulary import FIRST_SINK_QUERY, RESIDUAL
 
 #: What a head may hold at once of its replicates: their split must not depend on how many heads there are.
 _BLOCK_BYTES = 2**23
 
 
 def late_attention(
-    sink_logit: Array, log_denominator_rest: Array, visible_keys: NDArray[np.integer], first: int = FIRST_SINK_QUERY
+    sink_logit: Array,
+    log_denominator_rest: Array,
+    visible_keys: NDArray[np.integer],
+    learned_sink: Array | float = -np.inf,
+    first: int = FIRST_SINK_QUERY,
 ) -> Array:
     """Mean attention on position 0, ``exp s[i, 0] / Z[i]``, over the queries ``i >= first``, shape (...).
 
     `sink_logit`, (..., query), is ``s[i, 0]``, NaN where position 0 is not visible, which counts as 0;
-    `log_denominator_rest`, (..., query), is ``log Zrest[i]``, a learned sink included. Raises NumericalError if a value
-    is not finite although position 0 is visible.
+    `log_denominator_rest`, (..., query), is ``log Zrest[i]``; `learned_sink` broadcasts against (...), -inf where there
+    is none. Raises NumericalError if a value is not finite although position 0 is visible.
 
     >>> late_attention(np.zeros(4), np.log([1.0, 1.0, 3.0, 1.0]), np.arange(1, 5), first=2).round(3)
     np.float64(0.375)
@@ -36,7 +40,7 @@ def late_attention(
     sink = np.where(hidden & np.isnan(sink), -np.inf, sink)
     if np.isnan(sink).any() or np.isposinf(sink).any() or not np.isfinite(rest).all():
         raise NumericalError("The dump holds logits on position 0 or denominators that are not finite.")
-    attention: Array = expit(sink - rest).mean(axis=-1)
+    attention: Array = expit(sink - np.logaddexp(rest, learned_sink)).mean(axis=-1)
     return attention
 
 
@@ -79,93 +83,56 @@ def pair_mean_at(values: Array, chosen: NDArray[np.bool_], code: NDArray[np.int6
 class Displacement:
     """How far a condition moves the residual-stream terms of one layer, reduced to what document weights need.
 
-    The paired difference ``u_n[i,d] = residual_condition - residual_baseline``, either side with the reference of its
-    own sequences, is ``x_n[i,d] + f[i] - r[d]``: x the difference of log attention, f and r those of ``log Zref`` and
-    of the reference logits, which all sequences share and which are re-estimated at every set of weights. The
-    displacement of a head is ``mean over i, d of [ mean over pairs (n, m) of u_n[i,d] u_m[i,d] ]``, (n, m) from
-    different documents.
+    The paired difference is ``u_n[i,d] = residual_condition - residual_baseline``, either side with the steady state
+    of its own sequences, which is re-estimated at every set of weights. The displacement of a head is ``mean over i, d
+    of [ mean over pairs (n, m) of u_n[i,d] u_m[i,d] ]``, (n, m) from different documents.
     """
 
     #: (head, document, document): mean over queries and offsets of products of per-document sums of x, zero diagonal.
     gram: Array
-    #: (document, head, query) and (document, head, offset): per-document sums of x, averaged over the offsets and over
-    #: the queries.
-    by_query: Array
-    by_offset: Array
-    #: The condition and the baseline.
-    fields: tuple[LayerField, LayerField]
-    #: Analysed queries.
-    queries: NDArray[np.int64]
+    #: (head, document, slot): per-document sums of u at the estimate.
+    field: Array
+    #: Residual statistics of the condition and of the baseline.
+    sides: tuple[Statistics, Statistics]
 
     @classmethod
-    def of(cls, condition: LayerField, baseline: LayerField, queries: NDArray[np.int64]) -> "Displacement":
+    def of(
+        cls, condition: LayerField, baseline: LayerField, queries: NDArray[np.int64], last: float = 0.5
+    ) -> "Displacement":
         """Reduce one layer of two paired conditions, the same sequences; all offsets must exist at every query.
 
-        Raises NumericalError if log attention is not finite at an analysed query.
+        `last` is the weight of the mask counted last, given the sink. Raises NumericalError if log attention is not
+        finite at an analysed query.
         """
-        both = [
-            field.logit[:, :, queries] + (field.rest_share[:, :, queries] + field.rest[:, :, queries])[..., None]
-            for field in (condition, baseline)
-        ]
-        if not all(np.isfinite(one).all() for one in both):
-            raise NumericalError(
-                "Log attention is not finite at an analysed query: position 0 takes all attention, or the dump "
-                "holds NaN."
-            )
-        x = np.ascontiguousarray(both[0] - both[1])
-        flat = np.moveaxis(x, 1, 0).reshape(x.shape[1], x.shape[0], -1)
-        gram = flat @ flat.transpose(0, 2, 1) / flat.shape[-1]
-        diagonal = np.arange(x.shape[0])
-        gram[:, diagonal, diagonal] = 0.0
-        return cls(gram, x.mean(axis=3), x.mean(axis=2), (condition, baseline), queries)
+        divisor = len(queries) * len(baseline.offsets)
+        slots = [Slots(field, queries, field.offsets, divisor, centred=False) for field in (condition, baseline)]
+        moved, still = (one.cut(one.terms(last)[RESIDUAL]) for one in slots)
+        field = np.ascontiguousarray(np.moveaxis(slots[0].folded(moved - still), 1, 0))
+        first, second = (residual_statistics(one.field, queries, one.offsets, last) for one in slots)
+        return cls(pair_gram(moved - still, moved - still) / divisor, field, (first, second))
 
     def at(self, weights: Array) -> Array:
         """Displacement of every head, (replicate, head), nats squared, at document weights (replicate, document)."""
-        row_bytes = 8 * 8 * self.fields[0].lag_mean.shape[-1]  # both references, and what they are made of
-        return evaluate_at(self._at, weights, _BLOCK_BYTES, row_bytes)
+        row_bytes = 8 * 32 * len(self.gram) * max(self.field.shape)  # both steady states, and what they are made of
+        return evaluate_at(self._at, weights, len(self.gram) * _BLOCK_BYTES, row_bytes)
 
     def products(self) -> Array:
         """Products of whole per-document differences at the estimate: what a sign-flip test flips.
 
         (head, document, document), symmetric, zero diagonal.
         """
-        n = self.fields[0].sequences
-        f, r = (one[0] for one in self._shared(np.ones((1, len(n)))))
-        with_shared = ((self.by_query * f).mean(axis=-1) - (self.by_offset * r).mean(axis=-1)).T  # (head, document)
-        paired = with_shared[:, :, None] * n
-        products = self.gram + paired + paired.transpose(0, 2, 1) + _square(f, r)[:, None, None] * np.outer(n, n)
-        diagonal = np.arange(len(n))
-        products[:, diagonal, diagonal] = 0.0
-        return products
+        return self.gram
 
     def _at(self, weights: Array) -> Array:
-        n = self.fields[0].sequences
-        f, r = self._shared(weights)
-        # A document pairs with the sequences of all others.
-        partners = weights * ((weights @ n)[:, None] - weights * n)
-        direct = ((weights @ self.gram) * weights).sum(axis=-1).T
-        with_shared = (sums_at(self.by_query, partners) * f).mean(axis=-1)
-        with_shared -= (sums_at(self.by_offset, partners) * r).mean(axis=-1)
-        pairs = pair_count(weights, n)[:, None]
-        products = direct + 2 * with_shared
-        mean = np.divide(products, pairs, out=np.full_like(products, np.nan), where=pairs > 0)
-        return mean + _square(f, r)
-
-    def _shared(self, weights: Array) -> tuple[Array, Array]:
-        """What all sequences share: f, (replicate, head, query), and r, (replicate, head, offset)."""
-        logs, logits = [], []
-        for field in self.fields:
-            seen = np.isfinite(field.lag_mean[0])  # lags that no query sees are -inf in every sequence
-            sums = sums_at(np.where(seen, field.lag_mean, 0.0), weights)
-            total = np.maximum(weights @ field.sequences, np.finfo(np.float64).tiny)
-            mean = np.where(seen, sums / total[:, None, None], -np.inf)
-            ref = reference(mean, field.visible_keys, field.learned_sink)
-            logs.append(np.ascontiguousarray(ref.log_denominator[..., self.queries]))
-            logits.append(np.ascontiguousarray(ref.logit[..., field.offsets]))
-        return logs[0] - logs[1], logits[0] - logits[1]
-
-
-def _square(f: Array, r: Array) -> Array:
-    """Mean over queries and offsets of ``(f[i] - r[d])^2``."""
-    square: Array = (f**2).mean(axis=-1) - 2 * f.mean(axis=-1) * r.mean(axis=-1) + (r**2).mean(axis=-1)
-    return square
+        by: list[Array] = []
+        change: list[Array] = []
+        for sign, stats in zip((1.0, -1.0), self.sides, strict=True):
+            (component,) = filter(None, stats.components)
+            moves = State.at(stats.field, slice(None), weights).moves(component, stats)
+            by += moves.by
+            change += [sign * one for one in moves.change]
+        n = self.sides[0].field.sequences
+        direct = np.einsum("hrg,rg->hr", weights @ self.gram, weights)
+        products = direct + Moved.of(self.field, None, Moves(by, change), weights).numerator(weights)
+        pairs = pair_count(weights, n)
+        return np.divide(products, pairs, out=np.full_like(products, np.nan), where=pairs > 0).T

@@ -98,6 +98,6 @@ def _analysed(dataset: xr.Dataset) -> str:
     """Offsets, the queries that all of them leave, and conditions."""
     offsets = dataset.offset.values.tolist()
     return (
-        f"offsets {', '.join(map(str, offsets))} tokens; max offset < i < T - 1 is i = {max(offsets) + 1} to "
-        f"{dataset.sizes['query'] - 2}; conditions {', '.join(map(str, dataset.condition.values.tolist()))}"
+        f"offsets {', '.join(map(str, offsets))} tokens; max offset < i < Q is i = {max(offsets) + 1} to "
+        f"{dataset.sizes['query'] - 1}; conditions {', '.join(map(str, dataset.condition.values.tolist()))}"
     )

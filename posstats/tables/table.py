@@ -317,7 +317,7 @@ def to_latex(table: Table | Result, label: str = "") -> str:
 
     Examples
     --------
-    >>> print(to_latex(Table(pd.DataFrame({"term": ["logit_drift"], "p": [1e-6]}), "Example"), "example"))
+    >>> print(to_latex(Table(pd.DataFrame({"term": ["redistribution"], "p": [1e-6]}), "Example"), "example"))
     % needs \usepackage{booktabs}
     \begin{table}
     \centering
@@ -327,7 +327,7 @@ def to_latex(table: Table | Result, label: str = "") -> str:
     \toprule
     term & p \\
     \midrule
-    logit\_drift & $1.00 \times 10^{-6}$ \\
+    redistribution & $1.00 \times 10^{-6}$ \\
     \bottomrule
     \end{tabular}
     \end{table}

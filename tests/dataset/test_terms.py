@@ -9,7 +9,7 @@ from posstats.errors import DesignError, FewDocumentsWarning, InputError
 from tests import brute
 from tests.estimators.test_leakage import DOCUMENTS, OFFSETS, logits
 
-TERMS = ("relative", "mask", "sink", "logit_drift", "denominator_drift")
+TERMS = ("relative", "mask", "sink", "redistribution")
 
 
 @pytest.fixture(scope="module")
@@ -38,18 +38,19 @@ def test_lazy_data_stay_lazy(dump):
 
 def test_labels_units_and_dims(dump):
     terms = ps.decompose(dump)
-    assert terms["mask"].dims == ("condition", "layer", "head", "query")
-    assert terms["logit_drift"].dims == ("condition", "sequence", "layer", "head", "query", "offset")
+    assert terms["relative"].dims == ("condition", "layer", "head", "offset")
+    assert terms["mask"].dims == ("condition", "sequence", "layer", "head", "query")
+    assert terms["redistribution"].dims == ("condition", "sequence", "layer", "head", "query", "offset")
     for name in (*TERMS, "log_attention"):
         assert terms[name].attrs["units"] == "nats"
         assert terms[name].attrs["long_name"]
     xr.testing.assert_identical(terms["document"].drop_attrs(), dump["document"].drop_attrs())
-    assert terms.attrs == dump.attrs
+    assert terms.attrs == dump.attrs | {"order": "shapley"}
 
 
 def test_reference_per_sequence_is_decomposition_of_one_sequence_alone(dump):
     terms = ps.decompose(dump, reference="sequence")
-    assert terms["mask"].dims == ("condition", "sequence", "layer", "head", "query")
+    assert terms["relative"].dims == ("condition", "sequence", "layer", "head", "offset")
     for n in (0, 3):
         alone = ps.decompose(dump.isel(sequence=[n]))
         for name in TERMS:
@@ -68,6 +69,6 @@ def test_refusals(dump):
 
 
 def test_offsets_too_large_for_the_sequences_are_no_matter_of_a_window():
-    dump = ps.simulate(n=24, length=16, offsets=(0, 12)).dataset
-    with pytest.raises(DesignError, match=r"\[12\] are too large for sequences of 16 tokens, .* sees 9 keys"):
+    dump = ps.simulate(n=24, length=32, offsets=(0, 12)).dataset
+    with pytest.raises(DesignError, match=r"\[12\] are too large for 16 analysed queries, .* sees 9 keys"):
         ps.leakage(dump)

@@ -14,7 +14,7 @@ from tests.refused import refused
 
 pytestmark = pytest.mark.filterwarnings("ignore::posstats.errors.FewDocumentsWarning")
 DOCUMENTS = ["a", "b", "b", "c", "d", "e", "f", "g", "h"]
-RESIDUAL_TERMS = ("sink", "logit_drift", "denominator_drift")
+RESIDUAL_TERMS = ("sink", "redistribution")
 
 
 def logits(seed, n_layers=4):
@@ -45,7 +45,7 @@ def by_layer_and_head(result):
     return result.heads.set_index(["layer", "head"])
 
 
-@pytest.mark.parametrize("term", ["mask", "sink", "logit_drift", "denominator_drift", "residual"])
+@pytest.mark.parametrize("term", ["mask", "sink", "redistribution", "residual"])
 def test_shares_of_heads_are_those_of_the_public_estimator(dump, oracle, term):
     result = model_level(dump, term=term, level=0.9, seed=3)
     heads = by_layer_and_head(result)
@@ -61,7 +61,7 @@ def test_shares_of_heads_are_those_of_the_public_estimator(dump, oracle, term):
             np.testing.assert_allclose(row.estimate, brute_shares[at], rtol=1e-8, atol=1e-9)
 
 
-@pytest.mark.parametrize("term", ["log_attention", "mask", "sink", "logit_drift", "denominator_drift", "residual"])
+@pytest.mark.parametrize("term", ["log_attention", "mask", "sink", "redistribution", "residual"])
 def test_slopes_of_heads_and_their_jackknife_equal_brute_force(dump, oracle, term):
     heads = by_layer_and_head(model_level(dump, term=term, measure="slope"))
     queries = oracle.default_queries()
@@ -79,13 +79,14 @@ def test_slopes_of_heads_and_their_jackknife_equal_brute_force(dump, oracle, ter
     se = np.sqrt((g - 1) / g * ((left_out - np.mean(left_out, axis=0)) ** 2).sum(axis=0))
     for at, row in heads.iterrows():
         np.testing.assert_allclose(row.estimate, estimate[at], rtol=1e-8, atol=1e-12)
-        np.testing.assert_allclose(row.se, se[at], rtol=1e-7, atol=1e-12)
+        # The mask counted last follows the steady state up to third order in its change.
+        np.testing.assert_allclose(row.se, se[at], rtol=1e-5, atol=1e-12)
 
 
 def test_slopes_agree_with_the_position_tests():
-    ds = ps.simulate(n=12, layers=3, heads=2, length=48, window=[None, 24, None], seed=1).dataset
+    ds = ps.simulate(n=12, layers=3, heads=2, length=48, window=[None, 20, None], seed=1).dataset
     table = ps.position_tests(ds).table
-    for term in ("log_attention", "mask", "sink", "denominator_drift"):
+    for term in ("log_attention", "mask", "sink", "redistribution"):
         ours = by_layer_and_head(model_level(ds, term=term, measure="slope"))
         theirs = table[table.term == term].set_index(["layer", "head"])
         np.testing.assert_allclose(ours.estimate, theirs.estimate, rtol=1e-8, atol=1e-12)
@@ -134,13 +135,13 @@ def test_known_mean_and_standard_deviations_are_recovered():
     for seed in range(16):
         rng = np.random.default_rng([seed, 5])
         slope = 0.1 + 0.05 * rng.normal(size=(12, 1)) + 0.03 * rng.normal(size=(12, 5))
-        drift = slope[..., None] * np.log2(np.arange(40) + 1.0)
+        drift = slope[..., None] * np.log2(np.arange(32) + 1.0)
         ds = ps.simulate(
-            n=20, layers=12, heads=5, length=40, offsets=[0, 1],
+            n=20, layers=12, heads=5, length=64, offsets=[0, 1],
             conditions={"baseline": Effects(query_drift=drift)},
             noise=Noise(logit=1.0, head=0.3, autocorrelation=0.5), seed=seed,
         ).dataset  # fmt: skip
-        result = model_level(ds, term="logit_drift", measure="slope")
+        result = model_level(ds, term="redistribution", measure="slope")
         row = result.table.iloc[0]
         covered.append(row.low <= 0.1 <= row.high)
         head_sd.append(row.head_sd)
@@ -163,7 +164,7 @@ def test_heads_that_are_known_well_count_no_more_than_others():
         strength = 1.0 + 0.5 * rng.normal(size=(10, 1)) + 0.3 * rng.normal(size=(10, 4))
         drift = -2 * strength[..., None] / (np.arange(48) + 1.0)
         simulation = ps.simulate(
-            n=32, layers=10, heads=4, length=48, offsets=[0, 1, 4],
+            n=32, layers=10, heads=4, length=96, offsets=[0, 1, 4],
             conditions={"baseline": Effects(denominator_drift=drift)}, seed=seed,
         )  # fmt: skip
         row = model_level(simulation.dataset, n_permutations=199).table.iloc[0]
@@ -177,9 +178,9 @@ def test_heads_that_are_known_well_count_no_more_than_others():
 
 def test_heads_without_leakage_are_excluded_and_counted():
     # In every third head the denominator cancels all absolute position.
-    flat = ps.simulate(n=30, layers=4, heads=3, length=48, conditions={"baseline": Effects(flat=True)}, seed=3).dataset
-    ds = ps.simulate(n=30, layers=4, heads=3, length=48, seed=3).dataset
-    for name in ("logit", "sink_logit", "log_denominator_rest", "logit_sum_by_lag"):
+    flat = ps.simulate(n=30, layers=4, heads=3, length=96, conditions={"baseline": Effects(flat=True)}, seed=3).dataset
+    ds = ps.simulate(n=30, layers=4, heads=3, length=96, seed=3).dataset
+    for name in ("logit", "sink_logit", "log_denominator_rest", "steady_logit", "steady_log_sum"):
         ds[name] = ds[name].where(ds["head"] != 2, flat[name])
     result = model_level(ds)
     row = result.table.iloc[0]

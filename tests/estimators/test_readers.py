@@ -10,7 +10,6 @@ from posstats.errors import DesignError, InputError, NumericalError
 from posstats.stats.pair_products.components import analysed_queries
 from posstats.stats.position0 import Displacement
 from tests import constructed, position0
-from tests.refused import refused
 
 T = "trajectory=token:"
 
@@ -18,7 +17,7 @@ T = "trajectory=token:"
 @pytest.fixture(scope="module")
 def ds():
     """One condition differs from the baseline by more than chance, in the heads 0."""
-    ds = position0.synthetic(n=24, length=36, layers=3)
+    ds = position0.synthetic(n=24, length=72, layers=3)
     for name, by in (("bos=token:7", 1.5), (f"{T}7@1", 0.7)):
         ds["sink_logit"].loc[{"condition": name, "head": 0}] -= by
     return ds
@@ -54,15 +53,16 @@ class TestDisplacement:
         np.testing.assert_allclose(found, expected, rtol=1e-9)
 
     def test_weights_of_0_and_2_are_documents_left_out_and_doubled(self):
-        ds = position0.synthetic(n=6, length=30, sequences_per_document=[1, 2, 1, 1, 2, 1])
+        ds = position0.synthetic(n=6, length=60, sequences_per_document=[1, 2, 1, 1, 2, 1])
         labels = np.unique(ds.document.values)
         weights = np.array([[1, 1, 0, 1, 1, 1], [0, 1, 1, 2, 1, 1]], dtype=float)
         found = moved(ds, f"{T}7@1", 0).at(weights)
         without = ds.isel(sequence=ds.document.values != labels[2])
-        np.testing.assert_allclose(found[0], [brute(without, f"{T}7@1", 0, head) for head in range(3)], rtol=1e-9)
+        # Exact but for the mask counted last, which follows the steady state up to third order in its change.
+        np.testing.assert_allclose(found[0], [brute(without, f"{T}7@1", 0, head) for head in range(3)], rtol=1e-5)
         drawn = np.concatenate([np.flatnonzero(ds.document.values == label) for label in labels[[1, 2, 3, 3, 4, 5]]])
         twice = ds.isel(sequence=drawn)  # a document drawn twice keeps its label, and makes no pair with itself
-        np.testing.assert_allclose(found[1], [brute(twice, f"{T}7@1", 0, head) for head in range(3)], rtol=1e-9)
+        np.testing.assert_allclose(found[1], [brute(twice, f"{T}7@1", 0, head) for head in range(3)], rtol=1e-5)
 
     def test_products_add_up_to_the_estimate(self, ds):
         one = moved(ds, f"{T}7@1", 2)
@@ -71,17 +71,14 @@ class TestDisplacement:
 
     def test_noise_contributes_nothing(self, monkeypatch):
         """Independent noise on both sides: the mean over many heads is 0 within its error."""
-        ds = position0.synthetic(n=16, length=36, layers=1, heads=60)
+        ds = position0.synthetic(n=16, length=72, layers=1, heads=60)
         rng = np.random.default_rng(1)
         for name in ("baseline", "bos=token:7"):
             ds["sink_logit"].loc[{"condition": name}] = -3.0
             noise = ds["logit"].sel(condition=name)
             ds["logit"].loc[{"condition": name}] = noise + rng.normal(size=noise.shape[:3])[..., None, None]
-            ds["logit_sum_by_lag"].loc[{"condition": name}] = 0.0
-            ds["log_denominator_rest"].loc[{"condition": name}] = ds.log_denominator_rest.sel(condition="baseline")
-        # The reference is known to be 0, which no recording has: its sums do not agree with its logits.
-        for module in ("door", "terms"):
-            monkeypatch.setattr(f"posstats.dataset.{module}.check_seal", lambda *_: None)
+            for same in ("steady_logit", "steady_log_sum", "log_denominator_rest"):
+                ds[same].loc[{"condition": name}] = ds[same].sel(condition="baseline")
         found = moved(ds, "bos=token:7", 0).at(np.ones((1, 16)))[0]
         plug_in = 2 / 16  # what the square of the mean difference would be
         assert abs(found.mean()) < 4 * found.std() / np.sqrt(60)
@@ -130,8 +127,8 @@ class TestResult:
             values = moved(small.isel(sequence=ds.document.values != label), "bos=token:7", 0).at(np.ones((1, 23)))[0]
             left_out.append(values[chosen].mean() - values[~chosen].mean())
         error = np.sqrt(23 / 24 * ((left_out - np.mean(left_out)) ** 2).sum())
-        assert row.se == pytest.approx(error, rel=1e-9)
-        assert row.high - row.estimate == pytest.approx(stats.t.ppf(0.975, 23) * error, rel=1e-9)
+        assert row.se == pytest.approx(error, rel=1e-6)
+        assert row.high - row.estimate == pytest.approx(stats.t.ppf(0.975, 23) * error, rel=1e-6)
 
     @pytest.mark.parametrize("method", ["percentile", "bca", "basic"])
     def test_bootstrap_methods(self, ds, method):
@@ -148,11 +145,11 @@ class TestResult:
 
     def test_nothing_changed(self, ds):
         same = ds.copy(deep=True)
-        for name in ("logit", "sink_logit", "log_denominator_rest", "logit_sum_by_lag"):
+        for name in ("logit", "sink_logit", "log_denominator_rest", "steady_logit", "steady_log_sum"):
             same[name].values[:] = same[name].values[:1]
         table = ps.readers(same).table
         rows = table[table.quantity != "ratio"]
-        assert (rows.estimate == 0).all()
+        assert (rows.estimate.abs() < 1e-24).all()
         assert (rows.p == 1).all()
         assert (rows.note == "no difference beyond rounding").all()
         ratios = table[table.quantity == "ratio"]
@@ -165,10 +162,14 @@ class TestResult:
         assert table.note.str.contains("no layer from").all()
 
     def test_bad_input(self, ds):
-        refused(InputError, "trajectory=token:ID@L", ps.readers, ds.sel(condition=["baseline", "bos@4"]))
-        refused(InputError, "baseline", ps.readers, ds.drop_sel(condition="baseline"))
-        refused(InputError, "estimated from a dump", ps.readers, ps.decompose(ds))
-        refused(DesignError, "i >= 16", ps.readers, position0.synthetic(length=16))
+        with pytest.raises(InputError, match="trajectory=token:ID@L"):
+            ps.readers(ds.sel(condition=["baseline", "bos@4"]))
+        with pytest.raises(InputError, match="baseline"):
+            ps.readers(ds.drop_sel(condition="baseline"))
+        with pytest.raises(InputError, match="found from a dump"):
+            ps.readers(ds.drop_vars("logit"))
+        with pytest.raises(DesignError, match="i >= 16"):
+            ps.readers(position0.synthetic(length=32))
         broken = ds.copy(deep=True)
         broken["logit"].values[0, 0, 0, 0, 20] = np.nan
         with pytest.raises(NumericalError):

@@ -42,7 +42,7 @@ ESTIMATORS = {
     "contrast": lambda ds: ps.contrast(ds, ds, condition="bos=token:7", **OPTIONS),
     "earlier_metrics": lambda ds: ps.earlier_metrics(ds, **OPTIONS),
     "decode": ps.decode,
-    "discriminate": lambda ds: ps.discriminate(ds, 5, 20),
+    "discriminate": lambda ds: ps.discriminate(ds, 5, 15),
 }
 
 
@@ -171,7 +171,7 @@ def submitted(monkeypatch):
 class TestCluster:
     def test_every_estimator_gives_the_same_bits_two_heads_at_a_time(self, submitted, path, asked):
         estimator, expected = asked
-        with open_dump(path) as lazy, dask.config.set({"posstats.block-bytes": "200 kB"}):
+        with open_dump(path) as lazy, dask.config.set({"posstats.block-bytes": "130 kB"}):
             (of_block, *_) = (one.heads for one in blocks.field_blocks(lazy.sel(condition="baseline")))
             assert of_block == slice(0, 2)
             assert lazy.logit.chunksizes["head"] == (2, 2, 1)

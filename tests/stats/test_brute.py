@@ -3,9 +3,21 @@
 import numpy as np
 import pytest
 
-from tests.brute import RESIDUAL_TERMS, TERMS, Brute, BruteDump, causal, dump_dataset, octave_bins, removal
+from tests.brute import (
+    NAMES,
+    RESIDUAL_TERMS,
+    TERMS,
+    Brute,
+    BruteDump,
+    causal,
+    dump_dataset,
+    octave_bins,
+    reference_queries,
+    removal,
+)
 
-LENGTH = 12
+LENGTH = 24
+QUERIES = LENGTH // 2
 OFFSETS = (0, 1, 3)
 
 
@@ -22,59 +34,62 @@ def stationary(profile, n=4, heads=1):
 
 def test_uniform_logits_leave_the_mask_alone():
     brute = Brute(np.zeros((3, 1, LENGTH, LENGTH)), [0, 1, 2], OFFSETS)
-    i = np.arange(LENGTH)
-    np.testing.assert_allclose(
-        brute.terms["mask"][:, 0, 0, 1:, 0], np.broadcast_to(-np.log(i[1:] + 1), (3, LENGTH - 1))
-    )
-    for name in ("relative", *RESIDUAL_TERMS):
+    i = np.arange(1, QUERIES)
+    expected = np.log(QUERIES) - np.log(i + 1)
+    for name in ("mask", "mask_first", "mask_last"):
+        np.testing.assert_allclose(
+            brute.terms[name][:, 0, 0, 1:, 0], np.broadcast_to(expected, (3, len(i))), atol=1e-14
+        )
+    np.testing.assert_allclose(brute.terms["relative"][:, 0, 0, 4:], -np.log(QUERIES))
+    for name in RESIDUAL_TERMS:
         np.testing.assert_allclose(brute.terms[name][:, 0, 0, 4:], 0, atol=1e-14)
     assert np.isnan(brute.terms["mask"][:, :, :, 1, 1]).all()  # key 0 is never an ordinary key
-    centred = -np.log(i[4:-1] + 1) + np.log(i[4:-1] + 1).mean()
+    centred = expected[3:] - expected[3:].mean()
     assert brute.leakage()[0, 0] == pytest.approx(3 * np.mean(centred**2))
     assert brute.pooled_shares()["mask"] == pytest.approx(1)
+    assert brute.size("mask")[0, 0] == pytest.approx(brute.leakage()[0, 0])
 
 
-def test_uniform_logits_under_a_window_have_a_constant_mask_term():
+def test_uniform_logits_under_a_window_have_no_mask_term_beyond_it():
     brute = Brute(np.zeros((3, 1, LENGTH, LENGTH)), [0, 1, 2], (0, 1, 5), visible=causal(LENGTH, window=4))
-    np.testing.assert_allclose(brute.terms["mask"][:, 0, 0, 3:, 0], -np.log(4))
+    assert brute.most == [4]
+    np.testing.assert_allclose(brute.terms["mask"][:, 0, 0, 3:, 0], 0, atol=1e-15)
+    np.testing.assert_allclose(brute.terms["relative"][:, 0, 0, 3:, 0], -np.log(4))
     assert np.isnan(brute.terms["mask"][..., 2]).all()  # offset 5 lies outside the window
     np.testing.assert_allclose(brute.leakage(), 0, atol=1e-28)
 
 
-def test_stationary_logits_have_no_residual_before_the_last_query():
+def test_stationary_logits_have_no_residual_where_the_mask_is_counted_first():
     profile = -np.log1p(np.arange(LENGTH))
-    brute = Brute(stationary(profile), range(4), OFFSETS)
+    brute = Brute(stationary(profile), range(4), OFFSETS, order="mask_first")
     for name in RESIDUAL_TERMS:
-        np.testing.assert_allclose(brute.terms[name][..., 4:-1, :], 0, atol=1e-14)
-    expected = -np.log(np.cumsum(np.exp(profile)))
-    np.testing.assert_allclose(brute.terms["mask"][0, 0, 0, 4:-1, 0], expected[4:-1])
-    assert brute.reference[0, 0, -1] == brute.reference[0, 0, -2]
+        np.testing.assert_allclose(brute.terms[name][..., 4:, :], 0, atol=1e-14)
+    sums = np.cumsum(np.exp(profile[:QUERIES]))
+    np.testing.assert_allclose(brute.terms["mask"][0, 0, 0, 4:, 0], np.log(sums[-1] / sums[4:]), atol=1e-14)
+    # Counted last, the mask meets position 0 nearer by than the farthest key of the steady state.
+    other = Brute(stationary(profile), range(4), OFFSETS, order="mask_last")
+    near = np.log(sums[-1] / (sums[-2] + np.exp(profile[4:QUERIES])))
+    np.testing.assert_allclose(other.terms["sink"][0, 0, 0, 4:, 0], near, atol=1e-14)
 
 
 def test_a_sink_column_is_the_sink_term_alone():
     column = 2.5
     logits = np.zeros((3, 1, LENGTH, LENGTH))
     logits[..., 0] = column
-    brute = Brute(logits, [0, 1, 2], OFFSETS)
-    i = np.arange(4, LENGTH)
-    expected = np.log(i / (np.exp(column) + i)) - np.log(i / (i + 1))
-    np.testing.assert_allclose(brute.terms["sink"][0, 0, 0, 4:, 0], expected)
-    for name in ("relative", "logit_drift", "denominator_drift"):
-        np.testing.assert_allclose(brute.terms[name][..., 4:, :], 0, atol=1e-14)
+    brute = Brute(logits, [0, 1, 2], OFFSETS, order="mask_first")
+    i = np.arange(4, QUERIES)
+    np.testing.assert_allclose(brute.terms["sink"][0, 0, 0, 4:, 0], np.log((i + 1) / (np.exp(column) + i)))
+    np.testing.assert_allclose(brute.terms["redistribution"][..., 4:, :], 0, atol=1e-14)
+    last = np.log((QUERIES - 1 + np.exp(column)) / (i + np.exp(column)))
+    np.testing.assert_allclose(brute.terms["mask_last"][0, 0, 0, 4:, 0], last)
 
 
-def test_a_query_side_drift_moves_the_logit_and_the_denominator():
-    slope = 0.3
-    i, j = np.mgrid[:LENGTH, :LENGTH]
-    logits = np.broadcast_to(np.where(j > 0, slope * i, 0.0), (3, 1, LENGTH, LENGTH))
-    brute = Brute(logits, [0, 1, 2], OFFSETS)
-    for o, d in enumerate(OFFSETS):
-        mean = slope * np.arange(d + 1, LENGTH).mean()
-        expected = slope * np.arange(4, LENGTH) - mean
-        np.testing.assert_allclose(brute.terms["logit_drift"][0, 0, 0, 4:, o], expected, atol=1e-12)
-        z_rest = brute.z_reference_rest[0, 0, 4:]
-        rest_drift = -np.log(np.arange(4, LENGTH) * np.exp(slope * np.arange(4, LENGTH))) + np.log(z_rest)
-        np.testing.assert_allclose(brute.terms["denominator_drift"][0, 0, 0, 4:, o], rest_drift, atol=1e-12)
+def test_a_drift_of_all_keys_of_a_query_changes_nothing():
+    drift = 0.3 * np.arange(LENGTH)[:, None]
+    logits = gaussian(11)
+    plain, drifting = (Brute(x, range(6), OFFSETS) for x in (logits, logits + drift))
+    for name in NAMES:
+        np.testing.assert_allclose(drifting.terms[name], plain.terms[name], atol=1e-12)
 
 
 @pytest.mark.parametrize("window", [None, 5])
@@ -89,7 +104,7 @@ def test_the_terms_sum_to_an_explicit_softmax(window, learned_sink):
     exponentials = np.where(visible, np.exp(logits), 0)
     attention = exponentials / (exponentials.sum(-1) + extra[None, :, :, None])[..., None]
     for o, d in enumerate(OFFSETS):
-        i = np.arange(d + 1, LENGTH)
+        i = np.arange(d + 1, QUERIES)
         np.testing.assert_allclose(brute.terms["log_attention"][..., i, o], np.log(attention[..., i, i - d]))
     shares = brute.shares()
     np.testing.assert_allclose(sum(shares[name] for name in TERMS), 1)
@@ -120,7 +135,7 @@ def test_weights_equal_repeated_sequences_of_the_same_document():
     np.testing.assert_allclose(weighted.reference, repeated.reference)
     np.testing.assert_allclose(weighted.leakage(), repeated.leakage())
     np.testing.assert_allclose(weighted.cross("sink"), repeated.cross("sink"))
-    for queries in octave_bins(LENGTH):
+    for queries in octave_bins(QUERIES):
         np.testing.assert_allclose(weighted.magnitude("residual", queries), repeated.magnitude("residual", queries))
     other = gaussian(5)
     pair = [Brute(x, documents, OFFSETS, weights=weights) for x in (logits, other)]
@@ -128,16 +143,13 @@ def test_weights_equal_repeated_sequences_of_the_same_document():
     assert removal(*pair, queries=[2, 3]) == pytest.approx(removal(*again, queries=[2, 3]))
 
 
-def test_magnitude_is_the_squared_departure_from_the_late_mean():
+def test_magnitude_is_the_square_of_the_term():
     column = 2.5
     logits = np.zeros((3, 1, LENGTH, LENGTH))
     logits[..., 0] = column
-    brute = Brute(logits, [0, 1, 2], OFFSETS)
-    sink = np.log(np.arange(1, LENGTH) / (np.exp(column) + np.arange(1, LENGTH))) - np.log(
-        np.arange(1, LENGTH) / np.arange(2, LENGTH + 1)
-    )
-    departure = sink - sink[LENGTH // 2 - 1 :].mean()
-    assert brute.magnitude("sink", [2, 3])[0, 0] == pytest.approx((departure[1:3] ** 2).mean())
+    brute = Brute(logits, [0, 1, 2], OFFSETS, order="mask_first")
+    i = np.array([2, 3])
+    assert brute.magnitude("sink", i)[0, 0] == pytest.approx((np.log((i + 1) / (np.exp(column) + i)) ** 2).mean())
     half = logits.copy()
     half[..., 0] = 0.0
     assert removal(brute, Brute(half, [0, 1, 2], OFFSETS), [2, 3]) == pytest.approx(1)
@@ -145,8 +157,10 @@ def test_magnitude_is_the_squared_departure_from_the_late_mean():
     assert brute.existing_offsets([2, 3], 0) == [0, 1]
 
 
-def test_octave_bins_end_before_the_last_query():
-    assert octave_bins(12) == [[2, 3], [4, 5, 6, 7], [8, 9, 10]]
+def test_octave_bins_end_with_the_analysed_half():
+    assert octave_bins(12) == [[2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+    assert reference_queries(16) == [12, 13, 14, 15]
+    assert len(reference_queries(512)) == 64
 
 
 def test_the_dataset_holds_what_the_logits_say():
@@ -156,20 +170,19 @@ def test_the_dataset_holds_what_the_logits_say():
     documents = [0, 0, 1, 2, 2, 3]
     ds = dump_dataset({"baseline": base, "bos=mean": other}, documents, OFFSETS, visible, sink)
     assert dict(ds.sizes) == {
-        "condition": 2, "sequence": 6, "layer": 2, "head": 2, "query": LENGTH, "offset": 3, "lag": LENGTH,
+        "condition": 2, "sequence": 6, "layer": 2, "head": 2, "query": QUERIES, "offset": 3, "lag": QUERIES,
     }  # fmt: skip
     assert ds.visible_keys.values.tolist() == [list(range(1, 13)), [1, 2, 3, *[4] * 9]]
     for condition, logits in (("baseline", base), ("bos=mean", other)):
         brute = Brute(logits, documents, OFFSETS, visible, sink)
         one = ds.sel(condition=condition)
         everything = np.logaddexp(one.log_denominator_rest, one.sink_logit.fillna(-np.inf))
+        everything = np.logaddexp(everything, one.learned_sink)
         np.testing.assert_allclose((one.logit - everything).values, brute.terms["log_attention"], atol=1e-12)
-        counts = np.array([[sum(v[i, i - d] for i in range(d + 1, LENGTH)) for d in range(LENGTH)] for v in visible])
-        means = one.logit_sum_by_lag.mean("sequence").values / np.where(counts, counts, np.nan)[:, None]
-        seen = np.broadcast_to((counts > 0)[:, None], means.shape)
-        np.testing.assert_allclose(means[seen], brute.reference[seen])
+        np.testing.assert_allclose(one.steady_logit.mean("sequence"), brute.reference)
+        np.testing.assert_allclose(one.steady_log_sum.mean("sequence"), brute.log_sum[..., 1:])
     assert ds.sink_logit.sel(layer=1, query=slice(4, None)).isnull().all()
-    assert np.isneginf(ds.log_denominator_rest.sel(head=1, query=0)).all()
+    assert np.isneginf(ds.log_denominator_rest.sel(query=0)).all()
 
 
 @pytest.mark.parametrize("window", [None, 4])

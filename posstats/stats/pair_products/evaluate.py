@@ -1,26 +1,30 @@
 """Evaluate components at document weights: ones for the estimate, multinomial counts for a bootstrap replicate.
 
-Per head a component splits into three parts that are cheap for any document weights ``c``:
+A component is a sum over pairs of distinct documents of products of their fields, ``sum_{g != h} c_g c_h <x_g, z_h>``,
+over the number of such pairs of sequences, so a document never pairs with itself, however often a replicate drew it.
+With the steady state at its estimate the products are a Gram matrix. The steady state is re-estimated at every set of
+weights ``c``, which moves the field of a document by
 
-    value(c) = [ c' K c + f(c) . v(c) ] / pairs(c) + g f(c) . f(c)
+    n_g X1[i] + f'_g[i] X2[i] + f''_g[i] X3[i]
 
-``K`` is the Gram matrix of per-document sums with a zero diagonal, so a document never pairs with itself, however
-often a replicate drew it. ``f`` is a reference denominator: a function of the query alone, but re-estimated from the
-weighted logit means in every replicate. ``v`` sums the other factor of the product over the documents that f is paired
-with. All of it is linear algebra on (document, query) arrays: no sequence is touched again.
+X1 a function of the query that all sequences share, X2 the change of the gain and X3 half of its square
+(:class:`posstats.stats.pair_products.components.LayerField`). All of it is linear algebra on (document, query) arrays:
+no sequence is touched again.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import expit
 
 from posstats.errors import DesignError
-from posstats.stats.pair_products.components import LayerField, Statistics, centred, over_all
-from posstats.stats.pair_products.terms import Array, reference, reference_limits
+from posstats.stats.inference.replicates import sums_at
+from posstats.stats.pair_products.components import Component, LayerField, Statistics, combine
+from posstats.stats.pair_products.terms import Array, Shared
 
-#: Bytes that a block of heads may take at once, for reference denominators or for products of weights and documents.
+#: Bytes that a block of heads may take at once, for arrays over replicates.
 _BLOCK_BYTES = 2**27
 #: The same for one head, which has its replicates split instead: a split that is the same however heads are.
 _ROW_BYTES = 2**27
@@ -34,8 +38,8 @@ class Components:
     ----------
     value : ndarray, shape (replicate, head, component)
     left_out : ndarray, shape (replicate, document, head, component)
-        The same with one copy of a document left out of the replicate: exact for the Gram part, first order in the
-        change of the reference. No documents where it was not asked for.
+        The same with one copy of a document left out of the replicate: exact for the products, first order in the
+        change of the steady state. No documents where it was not asked for.
     """
 
     value: Array
@@ -54,7 +58,7 @@ def evaluate(stats: Sequence[Statistics], weights: Array, *, left_out: bool = Fa
     Parameters
     ----------
     stats : sequence of Statistics
-        Statistics of one :class:`LayerField` (several bins, say): they share its reference.
+        Statistics of one :class:`LayerField` (several bins, say): they share its steady state.
     weights : ndarray, shape (replicate, document)
         How often each document counts; ones give the estimate.
     left_out : bool
@@ -70,7 +74,7 @@ def evaluate(stats: Sequence[Statistics], weights: Array, *, left_out: bool = Fa
     shapes = [one.gram.shape[:2] for one in stats]
     values = [np.empty((n_replicates, *shape)) for shape in shapes]
     without = [np.empty((n_replicates, n_documents if left_out else 0, *shape)) for shape in shapes]
-    row_bytes = 8 * (2 * len(stats[0].field.visible_keys) + (4 * n_documents if left_out else 0))
+    row_bytes = 8 * (8 * stats[0].field.steady_log_sum.shape[-1] + (4 * n_documents if left_out else 0))
     size = max(1, _ROW_BYTES // row_bytes)
     for start in range(0, n_replicates, size):
         rows = slice(start, start + size)
@@ -82,19 +86,52 @@ def _evaluate_rows(stats: Sequence[Statistics], weights: Array, values: list[Arr
     """Fill `values` and `without` for some replicates, a block of heads at a time."""
     field = stats[0].field
     drawn = _Drawn.of(weights, field.sequences)
-    n_heads, n_components = stats[0].gram.shape[0], max(one.gram.shape[1] for one in stats)
-    products = 0 if drawn.removed is not None else n_components * weights.shape[1]
-    size = max(1, int(_BLOCK_BYTES // (8 * len(weights) * max(2 * len(field.visible_keys), products))))
+    n_heads = stats[0].gram.shape[0]
+    per_head = 16 * max(field.steady_log_sum.shape[-1], field.logit.shape[2], weights.shape[1])
+    size = max(1, int(_BLOCK_BYTES // (8 * len(weights) * per_head)))
+    moving = any(component is not None for one in stats for component in one.components)
     for start in range(0, n_heads, size):
         heads = slice(start, start + size)
-        # Leakage alone needs no reference.
-        shared = _WeightedReference(field, heads, drawn) if any(one.slope.any() for one in stats) else None
+        state = State.at(field, heads, weights) if moving else None  # leakage alone needs none
         for one, value, left in zip(stats, values, without, strict=True):
-            _evaluate_heads(one, heads, drawn, shared, value[:, heads], left[:, :, heads])
+            _evaluate_heads(one, heads, drawn, state, value[:, heads], left[:, :, heads])
+
+
+def mean_terms(field: LayerField, weights: Array, last: float) -> dict[str, Array]:
+    """Weighted means of the terms over sequences and offsets, the steady state re-estimated.
+
+    Parameters
+    ----------
+    field : LayerField
+    weights : ndarray, shape (replicate, document)
+    last : float
+        Weight of the mask counted last, given the sink.
+
+    Returns
+    -------
+    dict of str to ndarray, shape (replicate, head, query)
+        Every term but `relative`, and `residual` and `log_attention`; not finite where no document counts.
+    """
+    state = State.at(field, slice(None), weights)
+    total = np.maximum(weights @ field.sequences, np.finfo(np.float64).tiny)[:, None, None]
+
+    def weighted(sums: Array) -> Array:
+        return sums_at(sums, weights) / total
+
+    def by_replicate(values: Array) -> Array:
+        return np.ascontiguousarray(np.moveaxis(values, 1, 0))
+
+    shared = Shared(*(by_replicate(getattr(state.shared, one.name)) for one in fields(Shared)))
+    moved = shared.gain - field.gain
+    joint = weighted(field.joint) + weighted(field.slope) * moved + weighted(field.bend) * moved**2 / 2
+    logit = weighted(field.logit.mean(axis=-1))[..., None]
+    steady_logit = by_replicate(state.steady_logit).mean(axis=-1, keepdims=True)
+    terms = combine(logit, weighted(field.excess), joint, 1.0, shared, steady_logit, last)
+    return {name: values[..., 0] if values.ndim == 4 else values for name, values in terms.items()}
 
 
 def pair_products(stats: Statistics, components: Sequence[int] | None = None) -> Array:
-    """Products of whole per-document fields, the reference at its estimate: what a sign-flip test flips.
+    """Products of whole per-document fields, the steady state at its estimate: what a sign-flip test flips.
 
     Summed over pairs of documents and divided by their number they give the estimate of each component.
 
@@ -109,26 +146,7 @@ def pair_products(stats: Statistics, components: Sequence[int] | None = None) ->
     ndarray, shape (head, component, document, document)
         Symmetric, zero diagonal.
     """
-    n = stats.field.sequences
-    chosen = list(range(len(stats.square)) if components is None else components)
-    products = stats.gram[:, chosen]
-    if not stats.slope[chosen].any():
-        return products
-    ones = _Drawn.of(np.ones((1, len(n))), n)
-    logs = [
-        centred(log_z[:, 0], stats.queries, stats.centre, axis=1)
-        for log_z in _WeightedReference(stats.field, slice(None), ones).logs
-    ]
-    diagonal = np.arange(len(n))
-    for k, component in enumerate(chosen):
-        slope, partner = stats.slope[component], stats.partner_of[component]
-        f = slope[0] * logs[0] + slope[1] * logs[1]
-        if partner is not None:
-            paired = n[:, None] * np.einsum("hgq,hq->hg", stats.partners[:, partner], f)[:, None]
-            products[:, k] += 0.5 * (paired + paired.transpose(0, 2, 1))
-        products[:, k] += stats.square[component] * (f**2).sum(axis=1)[:, None, None] * np.outer(n, n)
-        products[:, k, diagonal, diagonal] = 0.0
-    return products
+    return stats.gram if components is None else stats.gram[:, list(components)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +160,6 @@ class _Drawn:
         Weighted numbers of sequences.
     pairs : ndarray, shape (replicate,)
         Weighted pairs of sequences from distinct documents.
-    partners : ndarray, shape (replicate, document)
-        With how many sequences the sequences of a document pair.
     removed : ndarray of int, shape (replicate, 2), or None
         Where all documents count once but for one or two: which are left out, `document` standing for none.
     """
@@ -153,7 +169,6 @@ class _Drawn:
     counts: Array
     total: Array
     pairs: Array
-    partners: Array
     removed: NDArray[np.intp] | None
 
     @classmethod
@@ -163,7 +178,7 @@ class _Drawn:
         pairs = pair_count(weights, sequences)
         if (pairs <= 0).any():
             raise DesignError("A set of document weights holds fewer than two distinct documents.")
-        return cls(weights, sequences, counts, total, pairs, weights * (total - counts), _removed(weights))
+        return cls(weights, sequences, counts, total, pairs, _removed(weights))
 
     def quadratic(self, gram: Array) -> Array:
         """``c' gram c`` of symmetric matrices with a zero diagonal: (..., document, document) -> (..., replicate)."""
@@ -197,118 +212,266 @@ def _removed(weights: Array) -> NDArray[np.intp] | None:
     return removed
 
 
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """How fields depart from themselves at the estimate: the sum over k of ``by[k] * change[k]``.
+
+    Attributes
+    ----------
+    by : list of ndarray, shape (head or 1, document, slot)
+        Per-document sums.
+    change : list of ndarray, shape (head, replicate, slot)
+        What the steady state at the weights makes of them.
+    """
+
+    by: list[Array]
+    change: list[Array]
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """What moving fields add to products at document weights, beside the Gram matrix at the estimate.
+
+    Attributes
+    ----------
+    paired : ndarray, shape (head, replicate, document)
+        Products of a document's field with the weighted sum of all fields.
+    own : ndarray, shape (head, replicate, document)
+        Products of a document's field with itself.
+    gradients : list of ndarray, shape (head, replicate, slot)
+        Of the sum of products over pairs, in each of the changes; empty where it was not asked for.
+    """
+
+    paired: Array
+    own: Array
+    gradients: list[Array]
+
+    @classmethod
+    def of(
+        cls,
+        field: Array,
+        other: Array | None,
+        moves: Moves,
+        weights: Array,
+        *,
+        centred: bool = False,
+        gradients: bool = False,
+    ) -> "Moved":
+        """Products of fields that move with themselves, or with others that do not.
+
+        Parameters
+        ----------
+        field : ndarray, shape (head, document, slot)
+            Per-document sums at the estimate, centred if `centred`.
+        other : ndarray, shape (head, document, slot), or None
+            The other factor, centred if `centred`; None for the field itself.
+        moves : Moves
+        weights : ndarray, shape (replicate, document)
+        centred : bool
+            Whether products are those of fields centred over the slots.
+        gradients : bool
+            Whether they are wanted.
+        """
+        sums = [weights @ one for one in moves.by]
+        by_document = [one.transpose(0, 2, 1) for one in moves.by]
+        change = _total(x * one for x, one in zip(moves.change, sums, strict=True))
+        fixed = field if other is None else other
+        whole = weights @ fixed
+        mean = np.zeros(())
+        if other is None:
+            whole = whole + (change - change.mean(axis=-1, keepdims=True) if centred else change)
+        paired = _total((whole * x) @ one for x, one in zip(moves.change, by_document, strict=True))
+        paired = paired + change @ fixed.transpose(0, 2, 1)
+        with_fixed = [one * fixed for one in moves.by]
+        own = _total(x @ one.transpose(0, 2, 1) for x, one in zip(moves.change, with_fixed, strict=True))
+        if other is None:
+            own = 2 * own
+            for x, one in zip(moves.change, moves.by, strict=True):
+                for y, two in zip(moves.change, moves.by, strict=True):
+                    own += (x * y) @ (one * two).transpose(0, 2, 1)
+            if centred:
+                mean = _total(x @ one for x, one in zip(moves.change, by_document, strict=True))
+                own -= mean**2 / field.shape[-1]
+        else:
+            paired = paired / 2
+        if not gradients:
+            return cls(paired, own, [])
+        found = []
+        for one, total, products in zip(moves.by, sums, with_fixed, strict=True):
+            gradient = total * whole - weights**2 @ products
+            if other is None:
+                gradient -= _total(
+                    y * (weights**2 @ (one * two)) for y, two in zip(moves.change, moves.by, strict=True)
+                )
+                gradient = 2 * (gradient + (weights**2 * mean / field.shape[-1]) @ one if centred else gradient)
+            found.append(gradient)
+        return cls(paired, own, found)
+
+    def numerator(self, weights: Array) -> Array:
+        """Sum over pairs of distinct documents: (head, replicate)."""
+        total: Array = (weights * self.paired - weights**2 * self.own).sum(axis=-1)
+        return total
+
+
+def _total(parts: Iterable[Array]) -> Array:
+    first, *rest = parts
+    return sum(rest, first)
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """The steady state of some heads at every replicate.
+
+    Attributes
+    ----------
+    field : LayerField
+    heads : slice
+        Which heads of the field.
+    sums : ndarray, shape (head, document, column)
+        Per-document sums of what it is made of: log-sums, their level, logits of the offsets.
+    mean : ndarray, shape (head, replicate, column)
+        Their weighted means.
+    shared : Shared
+        Functions of all queries, (head, replicate, query).
+    estimate : Shared
+        The same of all documents, (head, 1, query).
+    steady_logit : ndarray, shape (head, replicate, offset)
+        ``ref[d] - G(n*)``.
+    """
+
+    field: LayerField
+    heads: slice
+    sums: Array
+    mean: Array
+    shared: Shared
+    estimate: Shared
+    steady_logit: Array
+
+    @classmethod
+    def at(cls, field: LayerField, heads: slice, weights: Array) -> "State":
+        """At document weights, (replicate, document)."""
+        columns = (field.steady_log_sum, field.steady_level[..., None], field.steady_logit)
+        sums = np.ascontiguousarray(np.concatenate([one[:, heads] for one in columns], axis=2).transpose(1, 0, 2))
+        lags = field.steady_log_sum.shape[-1]
+        learned = field.learned_sink[heads, None]
+
+        def mean_at(c: Array) -> Array:
+            total = np.maximum(c @ field.sequences, np.finfo(np.float64).tiny)
+            return c @ sums / total[:, None]
+
+        def shared(mean: Array) -> Shared:
+            return Shared.of(mean[..., :lags], mean[..., lags], learned, field.keys)
+
+        mean, whole = mean_at(weights), mean_at(np.ones((1, len(field.sequences))))
+        return cls(field, heads, sums, mean, shared(mean), shared(whole), mean[..., lags + 1 :])
+
+    def moves(self, component: Component, stats: Statistics) -> "Moves":
+        """How the field of a component departs from itself at the estimate."""
+        response, at, joint = component.response, stats.queries, component.response.joint
+        scale, beside = np.sqrt(stats.weight), np.sqrt(stats.offset_weight)
+        n = self.field.sequences
+        logit = self.steady_logit - (self.sums[:, :, -len(self.field.offsets) :].sum(axis=1) / n.sum())[:, None]
+        logit = logit[..., stats.offsets]
+        level = logit.mean(axis=-1)
+        now, then = self.shared, self.estimate
+        function = (
+            response.mask_first * (now.mask_first - then.mask_first)[..., at]
+            + response.ordinary * (now.ordinary - then.ordinary)[..., at]
+            + (response.learned * (now.learned - then.learned) - response.relative * level)[..., None]
+        )
+        slots = [scale * function, -response.relative * beside * (logit - level[..., None])]
+        by = [np.broadcast_to(n[None, :, None], (1, len(n), component.field.shape[2]))]
+        change = [_padded(slots, beside)]
+        if joint:
+            gain, start = self.gain(at), (then.gain - self.field.gain[self.heads, None])[..., at]
+            for sums, moved in ((self.field.slope, gain - start), (self.field.bend, (gain**2 - start**2) / 2)):
+                documents = np.moveaxis(sums[:, self.heads][..., at], 1, 0)
+                still = np.zeros((*documents.shape[:2], logit.shape[-1]))
+                by.append(_padded([documents, still], beside))
+                change.append(_padded([scale * joint * moved, np.zeros_like(logit)], beside))
+        return Moves(by, change)
+
+    def gain(self, queries: NDArray[np.int64]) -> Array:
+        """Change of the gain from where the field was expanded, (head, replicate, query)."""
+        change: Array = (self.shared.gain - self.field.gain[self.heads, None])[..., queries]
+        return change
+
+    def change(self, component: Component, stats: Statistics, gradients: Sequence[Array], drawn: _Drawn) -> Array:
+        """First-order change of a component when one copy of a document goes: (head, replicate, document).
+
+        `gradients` are those of its numerator in the functions of :meth:`moves`, (head, replicate, slot) each.
+        """
+        response, at, keys = component.response, stats.queries, self.field.keys
+        n_queries, lags = len(at), self.field.steady_log_sum.shape[-1]
+        scale, beside = np.sqrt(stats.weight), np.sqrt(stats.offset_weight)
+        function, offset = np.split(gradients[0], [n_queries], axis=-1)
+        by_query = scale * function
+        by_gain = np.zeros_like(by_query)
+        if response.joint:
+            first, second = (one[..., :n_queries] for one in gradients[1:])
+            by_gain = scale * response.joint * (first + second * self.gain(at))
+        visible, ordinary, most = (
+            np.eye(lags)[count[at] - 1] for count in (keys.visible, keys.ordinary, keys.most - keys.zero_seen)
+        )
+        # Of log(exp(G(n) - G(n*)) + exp(b - G(n*))) and of log(1 + exp(b - G(n*))): the parts of the learned sink.
+        log_sum, level = self.mean[..., :lags], self.mean[..., lags]
+        sink = self.field.learned_sink[self.heads, None] - level
+        there = expit(sink[..., None] - (log_sum @ visible.T))
+        alone = expit(sink)
+        gradient = np.zeros_like(self.mean)
+        gradient[..., :lags] = (
+            -(response.mask_first * by_query * (1 - there)) @ visible
+            + (response.ordinary * by_query - by_gain) @ ordinary
+            + by_gain @ most
+        )
+        total = by_query.sum(axis=-1)
+        gradient[..., lags] = response.mask_first * ((by_query * there).sum(axis=-1) - alone * total)
+        gradient[..., lags] -= response.learned * alone * total
+        chosen = lags + 1 + stats.offsets
+        gradient[..., chosen] -= response.relative * (total / len(stats.offsets))[..., None]
+        if beside:
+            gradient[..., chosen] -= response.relative * beside * (offset - offset.mean(axis=-1, keepdims=True))
+        # Leaving g out moves the mean by (n_g mean - sum_g) / (N - n_g).
+        n = self.field.sequences
+        moved = (gradient * self.mean).sum(axis=-1, keepdims=True) * n - gradient @ self.sums.transpose(0, 2, 1)
+        return moved / np.maximum(drawn.total - n, 1.0)
+
+
+def _padded(parts: Sequence[Array], beside: float) -> Array:
+    """Slots of the queries, and those of the offsets where there are any."""
+    return np.concatenate(parts, axis=-1) if beside else parts[0]
+
+
 def _evaluate_heads(
-    stats: Statistics, heads: slice, drawn: _Drawn, shared: "_WeightedReference | None", value: Array, left: Array
+    stats: Statistics, heads: slice, drawn: _Drawn, state: State | None, value: Array, left: Array
 ) -> None:
     """Fill `value` (replicate, head, component) and, unless empty, `left` (replicate, document, head, component)."""
     gram = stats.gram[heads]
-    numerators = np.zeros((*gram.shape[:2], len(drawn.weights)))
-    filled = [k for k in range(gram.shape[1]) if gram[:, k].any()]
-    numerators[:, filled] = drawn.quadratic(gram[:, filled])
-    logs: list[Array] = []
-    paired: dict[tuple[int, int], Array] = {}  # partner, which of the two denominators -> (head, replicate, document)
-    if shared:
-        logs = [centred(log_z, stats.queries, stats.centre, axis=2) for log_z in shared.logs]
-        for partner, slope in zip(stats.partner_of, stats.slope, strict=True):
-            if partner is None:
-                continue
-            for which in _used(slope):
-                if (partner, which) not in paired:
-                    paired[partner, which] = logs[which] @ stats.partners[heads, partner].transpose(0, 2, 1)
+    numerators = drawn.quadratic(gram)
     fewer = drawn.fewer() if left.size else None
-    sums = {key: np.einsum("hrg,rg->hr", one, drawn.partners) for key, one in paired.items()}
-    for k, (partner, slope, square) in enumerate(zip(stats.partner_of, stats.slope, stats.square, strict=True)):
-        numerator, quadratic = numerators[:, k], np.zeros(())
-        if shared and partner is not None:
-            numerator += sum(slope[which] * sums[partner, which] for which in _used(slope))
-        if square:
-            f = slope[0] * logs[0] + slope[1] * logs[1]
-            quadratic = square * np.einsum("hrq,hrq->hr", f, f)
-        value[:, :, k] = (numerator / drawn.pairs + quadratic).T
+    for k, component in enumerate(stats.components):
+        numerator = numerators[:, k]
+        without = numerator[..., None] - 2 * drawn.weights @ gram[:, k] if fewer is not None else np.zeros(())
+        if component is not None and state is not None:
+            moved = Moved.of(
+                _by_head(component.field, heads),
+                None if component.other is None else _by_head(component.other, heads),
+                state.moves(component, stats),
+                drawn.weights,
+                centred=stats.centred,
+                gradients=fewer is not None,
+            )
+            beyond = moved.numerator(drawn.weights)
+            numerator = numerator + beyond
+            if fewer is not None:
+                without += beyond[..., None] + 2 * (drawn.weights * moved.own - moved.paired)
+                change = state.change(component, stats, moved.gradients, drawn)
+                without += change * (fewer / drawn.pairs[:, None])
+        value[:, :, k] = (numerator / drawn.pairs).T
         if fewer is not None:
-            for h in range(len(gram)):
-                left[:, :, h, k] = _left_out(stats, heads, h, k, drawn, fewer, shared, logs, paired, numerator[h])
+            left[:, :, :, k] = np.moveaxis(without / fewer, 0, 2)
 
 
-def _used(slope: Array) -> list[int]:
-    """Which of the two reference denominators a component holds."""
-    return [which for which, weight in enumerate(slope.tolist()) if weight]
-
-
-def _left_out(
-    stats: Statistics,
-    heads: slice,
-    h: int,
-    k: int,
-    drawn: _Drawn,
-    fewer: Array,
-    shared: "_WeightedReference | None",
-    logs: list[Array],
-    paired: dict[tuple[int, int], Array],
-    numerator: Array,
-) -> Array:
-    """Component k of the h-th head of a block without one copy of each document in turn, (replicate, document)."""
-    head = range(len(stats.gram))[heads][h]
-    c, n, others = drawn.weights, drawn.sequences, drawn.total - drawn.counts
-    partner, slope, square = stats.partner_of[k], stats.slope[k], stats.square[k]
-    without = numerator[:, None] - 2 * c @ stats.gram[head, k]
-    left = np.zeros(())
-    everywhere = len(stats.field.visible_keys)
-    if shared and partner is not None:
-        f_partner = sum(slope[which] * paired[partner, which][h] for which in _used(slope))
-        f_sums = (c * f_partner).sum(axis=1, keepdims=True)
-        without = without - n * (f_sums - c * f_partner) - others * f_partner
-        direction = over_all(drawn.partners @ stats.partners[head, partner], stats.queries, stats.centre, everywhere)
-        without = without + shared.change(h, slope, direction) * (fewer / drawn.pairs[:, None])
-    if shared and square:
-        f = slope[0] * logs[0][h] + slope[1] * logs[1][h]
-        direction = over_all(f, stats.queries, stats.centre, everywhere)
-        quadratic = np.einsum("rq,rq->r", f, f)[:, None] * square
-        left = quadratic + 2 * square * shared.change(h, slope, direction)
-    return without / fewer + left
-
-
-class _WeightedReference:
-    """The reference denominators of some heads at every replicate, and their first-order change without a document."""
-
-    def __init__(self, field: LayerField, heads: slice, drawn: _Drawn) -> None:
-        sums = field.lag_mean[:, heads].transpose(1, 0, 2)
-        seen = np.isfinite(sums[:, :1])  # lags that no query sees are -inf in every sequence
-        self._lag_sums = np.where(seen, sums, 0.0)
-        self._mean = drawn.weights @ self._lag_sums / drawn.total
-        self._others = np.maximum(drawn.total - field.sequences, 1.0)
-        self._sequences = field.sequences
-        self._limits = reference_limits(field.visible_keys)
-        learned = field.learned_sink[heads, None]
-        ref = reference(np.where(seen, self._mean, -np.inf), field.visible_keys, learned)
-        self._logit = ref.logit
-        #: ``log Zref`` and ``log ZrefRest``, each (head, replicate, query). Position 0 has no ordinary key; it is never
-        #: analysed, and 0 keeps its -inf out of products with zeros.
-        self.logs = ref.log_denominator, np.where(np.isfinite(ref.log_denominator_rest), ref.log_denominator_rest, 0.0)
-
-    def change(self, h: int, slope: Array, direction: Array) -> Array:
-        """Change of ``f . direction`` when one copy of a document is left out, (replicate, document).
-
-        `direction` (replicate, query) runs over all queries, the centring moved onto it (:func:`over_all`).
-        """
-        by_lag = sum(
-            weight * self._gradient(h, direction, limit, log_z[h])
-            for weight, limit, log_z in zip(slope, self._limits, self.logs, strict=True)
-            if weight
-        )
-        # Leaving g out moves the mean logit by (n_g mean - sum_g) / (N - n_g).
-        moved = (by_lag * self._mean[h]).sum(axis=1, keepdims=True) * self._sequences - by_lag @ self._lag_sums[h].T
-        return moved / self._others
-
-    def _gradient(self, h: int, over_queries: Array, limit: NDArray[np.int64], log_z: Array) -> Array:
-        """Gradient of ``sum_i x[i] log Z[i]`` in ref[d]: ``sum_i x[i] exp(ref[d]) / Z[i]`` over queries that see d."""
-        logit = self._logit[h]
-        shift = logit.max(axis=1, keepdims=True)
-        scaled = over_queries * np.exp(shift - log_z)
-        # Query i sees the lags below limit[i]: collect by limit, then sum from the longest lag down.
-        order = np.argsort(limit, kind="stable")
-        limits, starts = np.unique(limit[order], return_index=True)
-        by_limit = np.zeros((len(scaled), scaled.shape[1] + 1))
-        by_limit[:, limits] = np.add.reduceat(scaled[:, order], starts, axis=1)
-        reach = np.cumsum(by_limit[:, ::-1], axis=1)[:, ::-1][:, 1:]
-        return np.exp(logit - shift) * reach
+def _by_head(values: Array, heads: slice) -> Array:
+    """Some heads of (document, head, slot), heads first."""
+    return np.ascontiguousarray(np.moveaxis(values[:, heads], 1, 0))

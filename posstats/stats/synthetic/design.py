@@ -12,12 +12,18 @@ from numpy.typing import ArrayLike, NDArray
 
 from posstats.arguments import number
 from posstats.errors import DesignError, InputError
-from posstats.vocabulary import BASELINE, LOG_ATTENTION, RESIDUAL, RESIDUAL_TERMS, TERMS
+from posstats.stats.pair_products.terms import KeyCounts, Shared, check_order
+from posstats.vocabulary import BASELINE, LOG_ATTENTION, RESIDUAL, RESIDUAL_TERMS, TERMS, analysed_half
 
 Array = NDArray[np.float64]
 
 #: A leakage below this, in nats squared, is rounding: log attention of order 1 to 10 has absolute errors near 1e-15.
 ROUNDING = 1e-24
+
+
+#: Nodes and weights of the expectation over a standard normal variable.
+_NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(80)
+_WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,15 +33,15 @@ class Effects:
     Attributes
     ----------
     relative : array_like, optional
-        Logit as a function of the lag, (layer, head, lag); ``-log(1 + lag) / 2`` by default.
+        Steady-state logit as a function of the lag, (layer, head, lag); ``-log(1 + lag) / 2`` by default.
     query_drift, key_drift : array_like
-        Added to the logit as a function of the query position, and of the key position. Their mean over the queries
-        of an offset belongs to the term ``relative``, the rest to ``logit_drift``.
+        Added to the logit as a function of the query position, and of the key position, in the analysed half and not
+        in the steady state: they belong to `redistribution`.
     sink : array_like
-        The mean of the term ``sink``; negative where position 0 is read more than an ordinary key would be.
-        Taken as 0 where position 0 is not visible.
+        The mean of the term ``sink`` in the order "mask_first"; negative where position 0 is read more than an
+        ordinary key would be. Taken as 0 where position 0 is not visible.
     denominator_drift : array_like
-        The mean of the term ``denominator_drift``.
+        Taken from the log denominator over the ordinary keys: it belongs to `redistribution` at every offset.
     flat : bool
         Let ``denominator_drift`` cancel the mean of all other terms, so that log attention has no absolute position
         at all although its terms do: the null hypothesis of every test of leakage.
@@ -61,7 +67,7 @@ class Noise:
     logit, denominator : float
         Standard deviation of the logits and of the log denominator, nats.
     sink : float
-        Standard deviation of ``log(-log(1 - A0))``. It is always Gaussian, so that the mean of the term is exact.
+        Standard deviation of ``log(-log(1 - A0))``. It is always Gaussian, so that the mean of the terms is exact.
     tails : float, optional
         Degrees of freedom (above 2) of Student-t innovations; Gaussian if omitted.
     autocorrelation : float
@@ -106,16 +112,14 @@ class Design:
     sequences_per_document : int or sequence of int
         One number for all documents, or one for each.
     length : int
-        Tokens per sequence, T.
+        Tokens per sequence, T, divisible by 4; the first half is analysed.
     n_layers, n_heads : int
     offsets : sequence of int
-        Distances from query to key at which logits are recorded, below ``length - 1``.
+        Distances from query to key at which logits are recorded, below ``length / 2 - 1``.
     conditions : mapping of str to Effects
     noise : Noise
     window : None, int, or one of these per layer
         Sliding window: the number of keys a query sees at most.
-    learned_sink : array_like
-        Learned sink logit, broadcasts to (layer, head); ``-inf`` for none.
 
     Raises
     ------
@@ -133,14 +137,13 @@ class Design:
     conditions: Mapping[str, Effects] = field(default_factory=lambda: {BASELINE: Effects()})
     noise: Noise = Noise()
     window: int | Sequence[int | None] | None = None
-    learned_sink: ArrayLike = -np.inf
 
     def __post_init__(self) -> None:
         for name in ("n_documents", "n_layers", "n_heads"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name}={getattr(self, name)}: at least 1 is needed")
-        if self.length < 3:
-            raise InputError(f"length={self.length}: at least 3 tokens are needed")
+        if self.length < 8 or self.length % 4:
+            raise InputError(f"length={self.length}: at least 8 tokens are needed, in a number divisible by 4")
         if not self.conditions:
             raise InputError("at least one condition is needed")
         counts = np.atleast_1d(self.sequences_per_document)
@@ -151,8 +154,8 @@ class Design:
             )
         if not self.offsets or len(set(self.offsets)) < len(self.offsets):
             raise InputError(f"offsets={tuple(self.offsets)}: at least one, and none twice")
-        if min(self.offsets) < 0 or max(self.offsets) >= self.length - 1:
-            raise InputError(f"offsets={tuple(self.offsets)} must lie in 0 .. {self.length - 2}")
+        if min(self.offsets) < 0 or max(self.offsets) >= self.n_queries - 1:
+            raise InputError(f"offsets={tuple(self.offsets)} must lie in 0 .. {self.n_queries - 2}")
         windows = self._windows()
         if len(windows) != self.n_layers or any(w is not None and w < 1 for w in windows):
             raise InputError(f"window={self.window}: at least 1, for all layers or for each of the {self.n_layers}")
@@ -172,10 +175,20 @@ class Design:
         return np.repeat(np.arange(self.n_documents), self.sequences_per_document)
 
     @property
+    def n_queries(self) -> int:
+        """Analysed queries, Q: half of the tokens."""
+        return analysed_half(self.length)
+
+    @property
     def visible_keys(self) -> NDArray[np.int64]:
         """Number of keys the query sees, (layer, query)."""
-        seen = np.arange(1, self.length + 1)
+        seen = np.arange(1, self.n_queries + 1)
         return np.stack([seen if w is None else np.minimum(seen, w) for w in self._windows()])
+
+    @property
+    def most_keys(self) -> list[int]:
+        """Keys that the steady state of each layer shows, n*."""
+        return [self.n_queries if w is None else min(w, self.n_queries) for w in self._windows()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,32 +197,34 @@ class Population:
 
     Attributes
     ----------
-    relative, reference : (layer, head, lag)
-        The logit without drift, and the stationary reference, which holds the mean drift of the lag.
+    steady_logit, steady_log_sum : (layer, head, lag)
+        The steady state; NaN beyond a window.
     logit : (layer, head, query, offset)
         NaN where there is no ordinary visible key.
-    log_reference, log_rest_reference : (layer, head, query)
-        log Zref and log ZrefRest.
+    rest : (layer, head, query)
+        ``log Zrest``.
     excess : (layer, head, query)
         ``-log(1 - A0) = log Z - log Zrest``; 0 where position 0 is not visible.
-    sink, denominator_drift : (layer, head, query)
-        The terms.
+    denominator_drift : (layer, head, query)
+        What is taken from the log denominator over the ordinary keys.
+    terms : dict of str to (layer, head, query, offset)
+        The terms that are prescribed: `relative`, `mask_first`, `mask_last`, `whole` (mask and sink together) and
+        `redistribution`.
     """
 
-    relative: Array
-    reference: Array
+    steady_logit: Array
+    steady_log_sum: Array
     logit: Array
-    log_reference: Array
-    log_rest_reference: Array
+    rest: Array
     excess: Array
-    sink: Array
     denominator_drift: Array
+    terms: dict[str, Array]
 
     @classmethod
     def of(cls, design: Design, effects: Effects) -> "Population":
         """Expectations under one condition of a design."""
-        length, visible = design.length, design.visible_keys[:, None, :]
-        shape = (design.n_layers, design.n_heads, length)
+        visible, offsets = design.visible_keys[:, None, :], list(design.offsets)
+        shape = (design.n_layers, design.n_heads, design.n_queries)
 
         def spread(name: str, value: ArrayLike) -> Array:
             try:
@@ -220,48 +235,63 @@ class Population:
                 raise InputError(f"{name} must be finite")
             return out
 
-        position = np.arange(length)
-        default = -np.log1p(position) / 2
-        relative = spread("relative", default if effects.relative is None else effects.relative)
+        position = np.arange(design.n_queries)
+        relative = spread("relative", -np.log1p(position) / 2 if effects.relative is None else effects.relative)
         query, key = spread("query_drift", effects.query_drift), spread("key_drift", effects.key_drift)
-        # Lag d has the queries d+1 .. T-1 and the keys 1 .. T-1-d; the last lag has none and holds the value before.
-        drift = query[..., :0:-1].cumsum(axis=-1)[..., ::-1] + key[..., 1:].cumsum(axis=-1)[..., ::-1]
-        reference = relative.copy()
-        reference[..., :-1] += drift / position[:0:-1]
-        reference[..., -1] = reference[..., -2]
+        j = position[:, None] - np.asarray(offsets)
+        ordinary = (j >= 1) & (visible[..., None] > np.asarray(offsets))
+        drift = query[..., None] + np.where(ordinary, key[..., np.maximum(j, 0)], np.nan)
 
-        j = position[:, None] - np.asarray(design.offsets)
-        ordinary = (j >= 1) & (visible[..., None] > np.asarray(design.offsets))
-        logit = relative[..., None, list(design.offsets)] + query[..., None] + key[..., np.maximum(j, 0)]
-
-        learned_sink = np.broadcast_to(np.asarray(design.learned_sink, dtype=np.float64), shape[:2])[..., None]
+        log_sum = np.logaddexp.accumulate(relative, axis=-1)
+        shared = [
+            Shared.of(log_sum[at, :, :most] - log_sum[at, :, most - 1, None], log_sum[at, :, most - 1], -np.inf, keys)
+            for at, most in enumerate(design.most_keys)
+            for keys in [KeyCounts.of(design.visible_keys[at], most)]
+        ]
+        mask_first, log_rest, gain = (
+            np.stack([getattr(one, name) for one in shared]) for name in ("mask_first", "ordinary", "gain")
+        )
         zero_seen = visible == position + 1
-        sums = np.logaddexp.accumulate(np.concatenate([np.full((*shape[:2], 1), -np.inf), reference], -1), axis=-1)
-
-        def denominator(n_keys: NDArray[np.int64]) -> Array:
-            return np.logaddexp(np.take_along_axis(sums, np.broadcast_to(n_keys, shape), -1), learned_sink)
-
-        log_reference, log_rest_reference = denominator(visible), denominator(visible - zero_seen)
         sink = np.where(zero_seen, spread("sink", effects.sink), 0.0)
-        excess = log_reference - log_rest_reference - sink
+        # sink = (G(n) - G(m)) - excess in the order "mask_first", and G(n) - G(n*) = -mask_first.
+        excess = np.where(zero_seen, -mask_first - log_rest - sink, 0.0)
         if np.where(zero_seen & (position >= 1), excess <= 0, False).any():
             raise InputError("sink exceeds -log(1 - A0ref): attention on position 0 cannot fall below 0")
         denominator_drift = spread("denominator_drift", effects.denominator_drift)
         if effects.flat:
             if np.ptp(key, axis=-1).any():
                 raise InputError("flat: a drift along the keys cannot be cancelled by a denominator")
-            denominator_drift = log_reference - sink - query
+            denominator_drift = -mask_first - sink - query
             denominator_drift = denominator_drift - denominator_drift[..., 1:].mean(axis=-1, keepdims=True)
+        most = np.asarray(design.most_keys)[:, None, None]
+        level = np.take_along_axis(log_sum, np.broadcast_to(most - 1, (*shape[:2], 1)), axis=-1)
+        beyond = position >= most
+        redistribution = drift + denominator_drift[..., None]
+        terms = {
+            "relative": (relative - level)[..., None, offsets],
+            "mask_first": mask_first[..., None],
+            "mask_last": _given_sink(excess, gain, design.noise.sink)[..., None],
+            "whole": (mask_first + sink)[..., None],
+            "redistribution": redistribution,
+        }
         return cls(
-            relative,
-            reference,
-            np.where(ordinary, logit, np.nan),
-            log_reference,
-            log_rest_reference,
+            np.where(beyond, np.nan, relative),
+            np.where(beyond, np.nan, log_sum),
+            relative[..., None, offsets] + drift,
+            log_rest + level - denominator_drift,
             excess,
-            sink,
             denominator_drift,
+            {name: np.where(np.isnan(redistribution), np.nan, value) for name, value in terms.items()},
         )
+
+
+def _given_sink(excess: Array, gain: Array, sd: float) -> Array:
+    """Mean of the mask counted last, ``log(exp gain + Z/Zrest - 1) - log(Z/Zrest)``, over log-normal log(Z/Zrest)."""
+    drawn = excess[..., None] * np.exp(sd * _NODES - sd**2 / 2)
+    with np.errstate(divide="ignore", invalid="ignore"):  # no excess, no odds; query 0 has no ordinary key
+        odds = drawn + np.log(-np.expm1(-drawn))
+        mean: Array = (np.logaddexp(gain[..., None], odds) - drawn) @ _WEIGHTS
+    return mean
 
 
 def _over_offsets(values: Array, how: str) -> Array:
@@ -275,14 +305,14 @@ def _over_offsets(values: Array, how: str) -> Array:
 class Truth:
     """Expected terms of a design, and the value of every estimand that follows from them.
 
-    ``queries`` are the analysed queries, ``max(offsets) < i < T - 1`` by default; offsets whose key is not an ordinary
+    ``queries`` are the analysed queries, ``max(offsets) < i < Q`` by default; offsets whose key is not an ordinary
     visible one for every query are left out, and an estimand without any offset is NaN. See docs/method.md, section 3.
 
     Attributes
     ----------
     expected : dict
-        Term, ``residual`` or ``log_attention`` -> (condition, layer, head, query, offset), nats; NaN where the key is
-        position 0, absent or masked.
+        Term, ``residual``, ``log_attention``, ``mask_first`` or ``mask_last`` -> (condition, layer, head, query,
+        offset), nats; NaN where the key is position 0, absent or masked.
     offsets : tuple of int
     conditions : tuple of str
     """
@@ -293,10 +323,15 @@ class Truth:
 
     def _at(self, term: str, queries: ArrayLike | None) -> Array:
         values = self.expected[term]
-        chosen = np.arange(max(self.offsets) + 1, values.shape[3] - 1) if queries is None else np.asarray(queries)
-        if chosen.size == 0:
-            raise DesignError(f"no analysed query between the largest offset {max(self.offsets)} and the last query")
+        chosen = self._queries(queries)
         return np.where(np.isnan(values[..., chosen, :]).any(axis=3, keepdims=True), np.nan, values[..., chosen, :])
+
+    def _queries(self, queries: ArrayLike | None) -> NDArray[np.int64]:
+        n_queries = self.expected[LOG_ATTENTION].shape[3]
+        chosen = np.arange(max(self.offsets) + 1, n_queries) if queries is None else np.asarray(queries)
+        if chosen.size == 0:
+            raise DesignError(f"no analysed query between the largest offset {max(self.offsets)} and {n_queries}")
+        return chosen
 
     def cross(self, term: str, other: str = LOG_ATTENTION, queries: ArrayLike | None = None) -> Array:
         """C(term, other) summed over the offsets, (condition, layer, head), nats squared."""
@@ -308,6 +343,10 @@ class Truth:
         """Leakage, (condition, layer, head), nats squared."""
         return self.cross(LOG_ATTENTION, LOG_ATTENTION, queries)
 
+    def size(self, term: str, queries: ArrayLike | None = None) -> Array:
+        """Size of a term, C(term, term), (condition, layer, head), nats squared."""
+        return self.cross(term, term, queries)
+
     def share(self, term: str, queries: ArrayLike | None = None, pooled: bool = False) -> Array:
         """Share of a term, (condition, layer, head), or (condition,) if pooled; NaN where nothing leaks."""
         part, whole = self.cross(term, LOG_ATTENTION, queries), self.leakage(queries)
@@ -316,12 +355,14 @@ class Truth:
         return np.divide(part, whole, out=np.full(whole.shape, np.nan), where=whole > ROUNDING)
 
     def magnitude(self, term: str, queries: ArrayLike) -> Array:
-        """Squared departure from the late mean, (condition, layer, head), nats squared."""
-        values = self.expected[term]
-        late = values[..., (values.shape[3] + 1) // 2 :, :]
-        count = (~np.isnan(late)).sum(axis=3, keepdims=True)
-        departure = self._at(term, queries) - np.nansum(late, axis=3, keepdims=True) / np.maximum(count, 1)
-        return _over_offsets((departure**2).mean(axis=3), "mean")
+        """Squared departure from the steady state, (condition, layer, head), nats squared.
+
+        Of `log_attention` that of log attention less `relative`; every other term is such a departure.
+        """
+        values = self._at(term, queries)
+        if term == LOG_ATTENTION:
+            values = values - self._at("relative", queries)
+        return _over_offsets((values**2).mean(axis=3), "mean")
 
     def removal(self, condition: str, queries: ArrayLike) -> float:
         """1 - residual magnitude under the condition / at baseline, ratio of sums over heads and layers."""
@@ -332,22 +373,23 @@ class Truth:
     def slope(self, term: str, queries: ArrayLike | None = None) -> Array:
         """Least-squares slope on log2(i + 1) with a level per offset, (condition, layer, head), nats per doubling."""
         values = self._at(term, queries)
-        chosen = np.arange(max(self.offsets) + 1, self.expected[term].shape[3] - 1) if queries is None else queries
-        x = np.log2(np.asarray(chosen) + 1.0)
+        x = np.log2(self._queries(queries) + 1.0)
         x = x - x.mean()
         return _over_offsets(np.einsum("i,clhio->clho", x / (x @ x), values), "mean")
 
 
-def expected_terms(design: Design) -> Truth:
+def expected_terms(design: Design, order: str = "shapley") -> Truth:
     """The truth of a design.
 
-    Expectations are over documents, with the stationary reference at its population value: what the estimators tend
-    to as the number of documents grows. Log attention does not involve the reference, so its expectation and the
-    leakage are exact for any number of documents.
+    Expectations are over documents, with the steady state at its population value: what the estimators tend to as the
+    number of documents grows. Log attention does not involve the steady state, so its expectation and the leakage are
+    exact for any number of documents.
 
     Parameters
     ----------
     design : Design
+    order : {"shapley", "mask_first", "mask_last"}
+        Of mask and sink.
 
     Returns
     -------
@@ -356,24 +398,19 @@ def expected_terms(design: Design) -> Truth:
     Examples
     --------
     >>> import numpy as np
-    >>> truth = expected_terms(Design(n_heads=1, conditions={"baseline": Effects(query_drift=0.1 * np.arange(64))}))
+    >>> truth = expected_terms(Design(n_heads=1, conditions={"baseline": Effects(query_drift=0.1 * np.arange(32))}))
     >>> round(float(truth.share("mask")[0, 0, 0] + truth.share("residual")[0, 0, 0]), 12)
     1.0
     """
-    parts: dict[str, list[Array]] = {name: [] for name in (*TERMS, RESIDUAL, LOG_ATTENTION)}
+    last = check_order(order)
+    parts: dict[str, list[Array]] = {name: [] for name in (*TERMS, RESIDUAL, LOG_ATTENTION, "mask_first", "mask_last")}
     for effects in design.conditions.values():
-        population = Population.of(design, effects)
-        reference = population.reference[:, :, None, list(design.offsets)]
-        values = {
-            "relative": reference,
-            "mask": -population.log_reference[..., None],
-            "sink": population.sink[..., None],
-            "logit_drift": population.logit - reference,
-            "denominator_drift": population.denominator_drift[..., None],
-        }
+        values = dict(Population.of(design, effects).terms)
+        values["mask"] = (1 - last) * values["mask_first"] + last * values["mask_last"]
+        values["sink"] = values.pop("whole") - values["mask"]
         values[RESIDUAL] = sum((values[name] for name in RESIDUAL_TERMS), np.zeros(1))
         values[LOG_ATTENTION] = sum((values[name] for name in TERMS), np.zeros(1))
         for name, value in values.items():
-            parts[name].append(np.where(np.isnan(population.logit), np.nan, value))
+            parts[name].append(value)
     expected = {name: np.stack(part) for name, part in parts.items()}
     return Truth(expected, tuple(design.offsets), tuple(design.conditions))

@@ -15,6 +15,7 @@ from scipy.signal import lfilter
 from scipy.special import logsumexp
 
 from posstats.stats.synthetic.design import Array, Design, Noise, Population
+from posstats.vocabulary import analysed_half, reference_queries
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,10 @@ class Recorded:
     ----------
     logit : (condition, sequence, layer, head, query, offset)
     sink_logit, log_denominator_rest : (condition, sequence, layer, head, query)
-    logit_sum_by_lag : (condition, sequence, layer, head, lag)
+    steady_logit, steady_log_sum : (condition, sequence, layer, head, lag)
+        NaN at lags that no reference query sees.
+    steady_square : (condition, sequence, layer, head)
+        NaN where it was not drawn.
     learned_sink : (layer, head)
     visible_keys : (layer, query)
     document : (sequence,)
@@ -36,12 +40,19 @@ class Recorded:
     logit: Array
     sink_logit: Array
     log_denominator_rest: Array
-    logit_sum_by_lag: Array
+    steady_logit: Array
+    steady_log_sum: Array
+    steady_square: Array
     learned_sink: Array
     visible_keys: NDArray[np.int64]
     document: NDArray[np.int64]
     offsets: tuple[int, ...]
     conditions: tuple[str, ...]
+
+    @property
+    def logit_total(self) -> Array:
+        """Sum over queries of the logits there are, (condition, sequence, layer, head, offset)."""
+        return np.nansum(self.logit, axis=4)
 
     @property
     def sink_output_fraction(self) -> Array:
@@ -84,19 +95,13 @@ def _noise(
     return total
 
 
-def _sum_variance(count: NDArray[np.int64], autocorrelation: float) -> Array:
-    """Variance of the sum of ``count`` successive values of a unit AR(1) process."""
-    lags = np.arange(1, max(int(count.max()), 1))
-    pairs = np.maximum(count[..., None] - lags, 0) * autocorrelation**lags
-    return count + 2 * pairs.sum(axis=-1)
-
-
 def simulate_terms(design: Design, seed: int | np.random.SeedSequence = 0) -> Recorded:
     """Draw the recorded quantities of a data set whose terms have prescribed means.
 
     The logit and the log denominator without key 0 are Gaussian or Student-t around their means; ``-log(1 - A0)`` is
-    log-normal around its mean, which keeps the attention on position 0 within (0, 1). The logit sums of recorded
-    offsets are the sums of the drawn logits; those of all other lags are drawn with the variance such sums have.
+    log-normal around its mean, which keeps the attention on position 0 within (0, 1). Logits of the steady state
+    scatter like means over the reference queries, and log-sums like what such logits make of them to first order, so
+    that their means are exact.
 
     Parameters
     ----------
@@ -112,42 +117,46 @@ def simulate_terms(design: Design, seed: int | np.random.SeedSequence = 0) -> Re
     --------
     >>> data = simulate_terms(Design(n_documents=8, length=32), seed=1)
     >>> data.logit.shape  # condition, sequence, layer, head, query, offset
-    (1, 8, 1, 4, 32, 5)
+    (1, 8, 1, 4, 16, 5)
     """
     rng = np.random.default_rng(seed)
-    noise, offsets, length = design.noise, list(design.offsets), design.length
+    noise, offsets, n_queries = design.noise, list(design.offsets), design.n_queries
     populations = [Population.of(design, effects) for effects in design.conditions.values()]
 
     def mean(name: str) -> Array:
         return np.stack([getattr(population, name) for population in populations])[:, None]
 
-    zero_seen = design.visible_keys[:, None] == np.arange(1, length + 1)
-    logit = mean("logit") + noise.logit * _noise(rng, design, (length, len(offsets)))
-    shift = noise.denominator * _noise(rng, design, (length,)) - mean("denominator_drift")
-    shift[..., 0] = 0.0  # the first query has no ordinary key, hence no content
-    rest = mean("log_rest_reference") + shift
+    zero_seen = design.visible_keys[:, None] == np.arange(1, n_queries + 1)
+    logit = mean("logit") + noise.logit * _noise(rng, design, (n_queries, len(offsets)))
+    rest = mean("rest") + noise.denominator * _noise(rng, design, (n_queries,))
+    rest[..., 0] = -np.inf  # the first query has no ordinary key
 
-    gain = np.exp(noise.sink * _noise(rng, design, (length,), gaussian=True) - noise.sink**2 / 2)
+    gain = np.exp(noise.sink * _noise(rng, design, (n_queries,), gaussian=True) - noise.sink**2 / 2)
     sink_logit = np.full(rest.shape, np.nan)
-    sink_logit[..., 0] = mean("relative")[..., 0]
+    sink_logit[..., 0] = mean("steady_logit")[..., 0]
     excess = (mean("excess") * gain)[..., 1:]
     # A0 / (1 - A0) = expm1(excess), written so that a large excess does not overflow.
     odds = excess + np.log(-np.expm1(-excess), where=excess > 0, out=np.full(excess.shape, np.nan))
     sink_logit[..., 1:] = np.where(zero_seen[..., 1:], rest[..., 1:] + odds, np.nan)
 
-    lag = np.arange(length)
-    count = (design.visible_keys[:, :, None] > lag) & (lag[:, None] > lag)
-    count_by_lag = count.sum(axis=1)[:, None]
-    spread = noise.logit * np.sqrt(_sum_variance(count_by_lag, noise.autocorrelation))
-    sums = mean("reference") * count_by_lag + spread * _noise(rng, design, (length,), autocorrelated=False)
-    sums[..., offsets] = np.nansum(logit, axis=4)
+    steady = mean("steady_logit")
+    scatter = (
+        noise.logit
+        / np.sqrt(len(reference_queries(design.length)))
+        * _noise(rng, design, (n_queries,), autocorrelated=False)
+    )
+    log_sum = mean("steady_log_sum")
+    weight = np.exp(steady - log_sum[..., :1])  # any shift will do
+    shared = (weight * scatter).cumsum(axis=-1) / weight.cumsum(axis=-1)
 
     return Recorded(
         logit,
         sink_logit,
         rest,
-        sums,
-        np.array(np.broadcast_to(np.asarray(design.learned_sink, np.float64), (design.n_layers, design.n_heads))),
+        steady + scatter,
+        log_sum + shared,
+        np.full(rest.shape[:-1], np.nan),
+        np.full((design.n_layers, design.n_heads), -np.inf),
         design.visible_keys,
         design.document,
         tuple(offsets),
@@ -161,9 +170,9 @@ class Stream:
 
     Attributes
     ----------
-    token_id : (condition, sequence, query)
+    token_id : (condition, sequence, token)
     trajectory : (condition, sequence, depth, hidden)
-    residual_norm : (condition, sequence, depth, query)
+    residual_norm : (condition, sequence, depth, token)
     """
 
     token_id: NDArray[np.int64]
@@ -221,6 +230,7 @@ def explicit_logits(
     Parameters
     ----------
     length, n_sequences, n_heads : int
+        Tokens per sequence, sequences and heads.
     relative : array_like, optional
         Logit as a function of the lag, broadcasts to (head, lag); ``-log(1 + lag) / 2`` by default.
     sink_column : array_like
@@ -246,7 +256,7 @@ def explicit_logits(
     mean = mean + np.broadcast_to(key_drift, (n_heads, length))[:, None, :]
     mean[:, :, 0] += sink_column
     own = Noise(logit=noise, tails=tails)
-    content = Design(n_sequences, length=length, n_heads=n_heads, offsets=(0,), noise=own)
+    content = Design(n_sequences, n_heads=n_heads, noise=own)
     return np.tril(mean + noise * _noise(rng, content, (length, length), autocorrelated=False)[0, :, 0])
 
 
@@ -254,42 +264,85 @@ def record_logits(
     logits: Mapping[str, ArrayLike],
     offsets: Sequence[int],
     document: Sequence[int] | None = None,
+    *,
     window: int | None = None,
+    visible_keys: ArrayLike | None = None,
+    learned_sink: ArrayLike = -np.inf,
 ) -> Recorded:
     """Reduce explicit logits to the recorded quantities.
 
     Parameters
     ----------
-    logits : mapping of str to array_like, (sequence, head, query, key)
-        The logits of each condition, all of one shape; a single layer.
+    logits : mapping of str to array_like, (sequence, head, query, key) or (sequence, layer, head, query, key)
+        The logits of each condition, all of one shape, with T queries and keys; a single layer without its axis.
     offsets : sequence of int
+        Below T / 2.
     document : sequence of int, optional
         Document of each sequence; each its own by default.
     window : int, optional
         Sliding window: the number of keys a query sees at most.
+    visible_keys : array_like of int, optional
+        Number of keys each query sees, the run that ends at it, broadcasts to (layer, query) with T queries; what
+        `window` shows by default.
+    learned_sink : array_like
+        Learned sink logits, broadcast to (layer, head); ``-inf`` for none.
 
     Returns
     -------
     Recorded
+
+    Raises
+    ------
+    InputError
+        If T is not divisible by 4.
     """
-    s = np.stack([np.asarray(value, dtype=np.float64) for value in logits.values()])[:, :, None]
-    n_sequences, n_heads, length = s.shape[1], s.shape[3], s.shape[4]
+    s = np.stack([np.asarray(value, dtype=np.float64) for value in logits.values()])
+    s = s[:, :, None] if s.ndim == 5 else s
+    n_sequences, n_layers, n_heads, length = s.shape[1:5]
+    n_queries = analysed_half(length)
     position = np.arange(length)
-    visible = (position <= position[:, None]) & (position > position[:, None] - (window or length))
-    ordinary = visible & (position >= 1)
-    with_nan = np.where(ordinary, s, np.nan)
-    diagonals = [np.diagonal(with_nan, -d, axis1=4, axis2=5) for d in range(length)]
-    recorded = np.full((*s.shape[:5], len(offsets)), np.nan)
+    shown = np.minimum(position + 1, window or length) if visible_keys is None else np.asarray(visible_keys)
+    shown = np.broadcast_to(shown, (n_layers, length))
+    key = position[:n_queries]
+    lag = key[:, None] - key
+    visible = (lag >= 0) & (lag < shown[:, :n_queries, None])
+    ordinary = (visible & (key >= 1))[:, None]
+    analysed = s[..., :n_queries, :n_queries]
+    recorded = np.full((*s.shape[:4], n_queries, len(offsets)), np.nan)
     for o, d in enumerate(offsets):
-        recorded[..., d:, o] = diagonals[d]
+        recorded[..., d:, o] = np.diagonal(np.where(ordinary, analysed, np.nan), -d, axis1=4, axis2=5)
+    with np.errstate(divide="ignore"):  # query 0 has no ordinary key
+        rest = logsumexp(np.where(ordinary, analysed, -np.inf), axis=-1)
+    steady_logit, steady_log_sum, steady_square = _steady_state(s, shown)
     return Recorded(
         recorded,
-        np.where(visible[:, 0], s[..., 0], np.nan),
-        logsumexp(np.where(ordinary, s, -np.inf), axis=-1),
-        np.stack([np.nansum(diagonal, axis=-1) for diagonal in diagonals], axis=-1),
-        np.full((1, n_heads), -np.inf),
-        visible.sum(axis=1)[None],
+        np.where(visible[:, None, :, 0], analysed[..., 0], np.nan),
+        rest,
+        steady_logit,
+        steady_log_sum,
+        steady_square,
+        np.array(np.broadcast_to(np.asarray(learned_sink, dtype=np.float64), (n_layers, n_heads))),
+        np.array(shown[:, :n_queries]),
         np.arange(n_sequences) if document is None else np.asarray(document),
         tuple(offsets),
         tuple(logits),
     )
+
+
+def _steady_state(s: Array, shown: NDArray[np.int64]) -> tuple[Array, Array, Array]:
+    """Logits, log-sums and squares of the steady state of logits (..., layer, head, query, key)."""
+    length = s.shape[-1]
+    r, lag = np.array(reference_queries(length)), np.arange(length // 2)
+    seen = lag < shown[:, r, None]  # layer, reference query, lag
+    logit = np.where(seen[:, None], s[..., r[:, None], r[:, None] - lag], np.nan)
+    with np.errstate(invalid="ignore"):  # NaN from the first key on that a query does not see
+        log_sum = np.logaddexp.accumulate(logit, axis=-1)
+    most = np.minimum(shown[:, r], len(lag)) - 1
+    whole = np.take_along_axis(log_sum, np.broadcast_to(most[:, None, :, None], (*log_sum.shape[:-1], 1)), axis=-1)
+
+    def mean(values: Array) -> Array:
+        count = seen.sum(axis=1)[:, None]
+        total = np.where(seen[:, None], values, 0.0).sum(axis=-2)
+        return np.divide(total, count, out=np.full(total.shape, np.nan), where=count > 0)
+
+    return mean(logit), mean(log_sum), np.nanmean(mean((logit - whole) ** 2), axis=-1)

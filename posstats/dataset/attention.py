@@ -1,0 +1,135 @@
+"""Datasets from attention weights of any source: the terms are functions of attention alone."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from numpy.typing import NDArray
+
+from posstats.dataset.simulate import recorded_dataset
+from posstats.errors import InputError
+from posstats.stats.synthetic.simulate import record_logits
+from posstats.vocabulary import BASELINE, DEFAULT_OFFSETS
+
+#: Most that the weights of a query may miss 1 by, whatever their number format.
+_LARGEST_MISS = 1e-2
+
+
+def from_attention(
+    weights: Any,
+    *,
+    document: Sequence[Any] | None = None,
+    offsets: Sequence[int] = DEFAULT_OFFSETS,
+    layers: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
+    source: str = "attention weights",
+) -> xr.Dataset:
+    """Build a dataset from attention weights, whatever they come from.
+
+    A number added to all logits of a query changes no term, so that log attention serves as logits: caches of
+    interpretability tools, dumps of serving engines, and models without rotary embeddings are analysed like a dump.
+
+    Parameters
+    ----------
+    weights : array_like, (sequence, layer, head, query, key), or mapping of str to array_like
+        Attention after the softmax, of whole sequences of T tokens, T divisible by 4; the first half is analysed, the
+        last quarter is the steady state. Whatever numpy can make an array of, torch tensors on the CPU for example.
+        A mapping holds one such array per condition, all of one shape. Keys that the mask hides have weight 0; the
+        keys that a query sees must be a run that ends at it.
+    document : sequence, optional
+        Label of the document of each sequence, the resampling unit; each its own by default.
+    offsets : sequence of int
+        Distances from query to key that are analysed.
+    layers, heads : sequence of int, optional
+        Labels; numbers from 0 by default.
+    source : str
+        What the weights come from, kept as the attribute `model`.
+
+    Returns
+    -------
+    xarray.Dataset
+        The variables of a dump that leakage, shares, sizes, magnitudes, removal, position tests and decoding read.
+
+    Raises
+    ------
+    InputError
+        If the weights have another shape, are not finite, negative or not causal, do not sum to 1 for every query
+        (learned sink logits take the rest: their models are dumped), or vanish for a key between visible ones.
+
+    Examples
+    --------
+    >>> import posstats as ps
+    >>> uniform = np.tril(np.ones((64, 64))) / np.arange(1, 65)[:, None]
+    >>> ds = ps.from_attention(np.broadcast_to(uniform, (30, 1, 2, 64, 64)), offsets=(0, 1, 2))
+    >>> mask = ps.decompose(ds).mask.sel(query=15)  # 16 of 32 keys are visible
+    >>> round(float(mask.mean()), 6) == round(float(np.log(32 / 16)), 6)
+    True
+    """
+    given = weights if isinstance(weights, Mapping) else {BASELINE: weights}
+    if not given:
+        raise InputError("weights must hold at least one condition.")
+    arrays = {str(name): _checked(value, str(name)) for name, value in given.items()}
+    shapes = {array.shape for array in arrays.values()}
+    if len(shapes) > 1:
+        raise InputError(f"The weights of all conditions must have one shape, not {', '.join(map(str, shapes))}.")
+    (n_sequences, n_layers, n_heads, length, _) = shapes.pop()
+    names = np.arange(n_sequences) if document is None else np.asarray(document)
+    if names.shape != (n_sequences,):
+        raise InputError(f"document must have one label for each of the {n_sequences} sequences, not {names.shape}.")
+    if not len(offsets) or len(set(offsets)) < len(offsets) or min(offsets) < 0 or max(offsets) >= length // 2 - 1:
+        raise InputError(f"offsets={tuple(offsets)} must be different numbers in 0 .. {length // 2 - 2}.")
+    labels = {"layer": _labels("layers", layers, n_layers), "head": _labels("heads", heads, n_heads)}
+    visible_keys = _visible_keys(list(arrays.values()))
+    with np.errstate(divide="ignore"):  # what no query sees
+        logits = {name: np.log(array) for name, array in arrays.items()}
+    recorded = record_logits(logits, offsets, visible_keys=visible_keys)
+    return recorded_dataset(recorded, length, {"model": source}, coordinates=labels | {"document": names})
+
+
+def _checked(weights: Any, name: str) -> NDArray[np.float64]:
+    """Attention weights in double precision, or an InputError that says what is wrong with them."""
+    try:
+        given = np.asarray(weights)
+        array = given.astype(np.float64)
+    except (TypeError, ValueError, RuntimeError) as error:  # what torch raises for tensors that numpy cannot hold
+        raise InputError(f"The weights of {name!r} cannot be read as an array: {error}") from error
+    if array.ndim != 5 or array.shape[3] != array.shape[4] or 0 in array.shape:
+        raise InputError(
+            f"weights must be (sequence, layer, head, query, key) with as many keys as queries, not {array.shape}."
+        )
+    length = array.shape[-1]
+    if length < 8 or length % 4:
+        raise InputError(f"The number of tokens must be at least 8 and divisible by 4, not {length}.")
+    if not np.isfinite(array).all() or (array < 0).any():
+        raise InputError(f"The weights of {name!r} must be finite and not negative.")
+    if np.triu(array, 1).any():
+        raise InputError(f"The weights of {name!r} are not causal: a query attends to a key behind it in the sequence.")
+    eps = float(np.finfo(given.dtype).eps) if given.dtype.kind == "f" else 0.0
+    miss, allowed = float(np.abs(array.sum(axis=-1) - 1).max()), float(np.clip(length * eps, 1e-9, _LARGEST_MISS))
+    if miss > allowed:
+        raise InputError(
+            f"The weights of {name!r} must sum to 1 over the keys of every query; one misses it by {miss:.3g}."
+        )
+    return array
+
+
+def _visible_keys(arrays: Sequence[NDArray[np.float64]]) -> NDArray[np.int64]:
+    """Keys that each query sees, (layer, query): the run from the first key with weight anywhere up to the query."""
+    attended = np.any([(array > 0).any(axis=(0, 2)) for array in arrays], axis=0)
+    position = np.arange(attended.shape[-1])
+    visible = position + 1 - attended.argmax(axis=-1)
+    run = (position[:, None] - position < visible[..., None]) & (position <= position[:, None])
+    if any(((array == 0) & run[:, None]).any() for array in arrays):
+        raise InputError(
+            "Attention of exactly 0 on a key between visible ones has no logarithm: the weights underflow, or their "
+            "mask is not a run of keys up to the query. Pass weights in a wider number format."
+        )
+    return visible
+
+
+def _labels(name: str, given: Sequence[int] | None, size: int) -> NDArray[np.int64]:
+    labels = np.arange(size) if given is None else np.asarray(given)
+    if labels.shape != (size,) or len(set(labels.tolist())) < size:
+        raise InputError(f"{name} must be {size} different labels, not {given}.")
+    return labels
