@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from posstats.errors import InputError
-from posstats.vocabulary import BASELINE, CONDITIONS
+from posstats.vocabulary import BASELINE, CONDITIONS, analysed_half
 
 #: Conditions spelled without a number: spelling -> kind.
 _PLAIN = {
@@ -164,14 +164,14 @@ def at_depth(conditions: Iterable[Condition], blocks: int) -> tuple[Condition, .
 
 
 def check_positions(what: str, values: Sequence[int], length: int) -> tuple[int, ...]:
-    """Distinct positions of a sequence, ascending.
+    """Distinct offsets within the analysed half of a sequence, or positions of a sequence, ascending.
 
     Parameters
     ----------
-    what : str
-        What an error calls one of them.
+    what : {"offset", "probe"}
+        What they are.
     values : sequence of int
-        The positions.
+        The offsets or positions.
     length : int
         Tokens in a sequence.
 
@@ -182,7 +182,7 @@ def check_positions(what: str, values: Sequence[int], length: int) -> tuple[int,
     Raises
     ------
     InputError
-        If one is no whole number, outside the sequence, or given twice.
+        If one is no whole number, out of range, or given twice, or the length is not a multiple of 4.
 
     Examples
     --------
@@ -191,10 +191,11 @@ def check_positions(what: str, values: Sequence[int], length: int) -> tuple[int,
     """
     if broken := [value for value in values if int(value) != value]:
         raise InputError(f"{what} {broken[0]} is no whole number")
-    chosen = sorted(int(value) for value in values)
+    chosen, analysed = sorted(int(value) for value in values), analysed_half(length)
+    size, those = (analysed, "distances within the analysed half") if what == "offset" else (length, "positions")
     for value in chosen:
-        if not 0 <= value < length:
-            raise InputError(f"{what} {value} is outside 0 .. {length - 1}, the positions of a sequence")
+        if not 0 <= value < size:
+            raise InputError(f"{what} {value} is outside 0 .. {size - 1}, the {those} of a sequence of {length} tokens")
     if len(set(chosen)) < len(chosen):
         raise InputError(f"each {what} can be given once, not {', '.join(map(str, chosen))}")
     return tuple(chosen)
