@@ -72,13 +72,16 @@ class Variable:
     long_name : str
         One line for plots and for xarray's HTML view.
     optional : bool
-        Whether a dump may lack it: one made without probes, by an earlier version, or by simulation.
+        Whether a dump may lack it: one made without probes, or by simulation.
+    dtype : str
+        Number format, whatever that of the model; empty where it follows the model's.
     """
 
     dims: tuple[str, ...]
     units: str
     long_name: str
     optional: bool = False
+    dtype: str = ""
 
 
 _BLOCK = ("condition", "sequence", "layer", "head")
@@ -100,7 +103,7 @@ VARIABLES = {
         (*_BLOCK, "query"), "nats", "log of the sum over visible keys j >= 1 of exp s[i, j]; -inf where there is none"
     ),
     "logit_total": Variable(
-        (*_BLOCK, "offset"), "nats", "sum over the queries of logit as it is stored, NaN left out, in float64"
+        (*_BLOCK, "offset"), "nats", "sum over the queries of logit as it is stored, NaN left out", dtype="float64"
     ),
     "steady_logit": Variable(
         (*_BLOCK, "lag"),

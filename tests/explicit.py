@@ -28,14 +28,16 @@ def explicit_statistics(logits, visible, value, offsets, *, learned=None, anchor
     batch, heads, length, _ = logits.shape
     half, quarter = length // 2, length // 4
     hidden = np.where(visible, logits, -np.inf)
-    sink = np.full((batch, heads, length, 1), -np.inf) if learned is None else np.broadcast_to(
-        learned[:, None, None], (batch, heads, length, 1)
+    sink = (
+        np.full((batch, heads, length, 1), -np.inf)
+        if learned is None
+        else np.broadcast_to(learned[:, None, None], (batch, heads, length, 1))
     )
     largest = np.maximum(hidden.max(-1, keepdims=True), sink)
     weights = np.exp(hidden - largest)
     weights /= weights.sum(-1, keepdims=True) + np.exp(sink - largest)
     rows = [(n, h) for n in range(batch) for h in range(heads)]
-    found = {"output": weights @ value}
+    found = {"weights": weights, "output": weights @ value}
 
     found["sink_logit"] = np.where(visible[:half, 0], logits[:, :, :half, 0], np.nan)
     with np.errstate(divide="ignore"):

@@ -18,7 +18,7 @@ from posstats.dumping.inputs.corpus import Crops, read_texts
 from posstats.dumping.inputs.labels import check_text, document_labels
 from posstats.dumping.inputs.tokens import choose_bos, ordinary_beside, ordinary_tokens
 from posstats.errors import FewDocumentsWarning, InputError
-from posstats.vocabulary import DEFAULT_LENGTH, DEFAULT_SEQUENCES, MINIMUM_DOCUMENTS
+from posstats.vocabulary import DEFAULT_LENGTH, DEFAULT_SEQUENCES, MINIMUM_DOCUMENTS, analysed_half
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -33,7 +33,7 @@ class Sequences:
 
     Parameters
     ----------
-    ids : ndarray of int64, shape (sequence, query)
+    ids : ndarray of int64, shape (sequence, token)
         Token ids, exactly as they will be fed.
     document : ndarray, shape (sequence,)
         Label of the document of each sequence, the resampling unit of every interval: all strings or all integers.
@@ -43,7 +43,7 @@ class Sequences:
         Id of the BOS token where one stands at position 0 of every sequence; None where there is none.
     bos_token : str
         Its spelling; empty where there is none.
-    ordinary : ndarray of int64, shape (token,)
+    ordinary : ndarray of int64, one-dimensional
         Ids of the ordinary tokens of the vocabulary: no special, added or reserved one. The conditions ``bos=none``
         and ``bos@P`` draw from them.
     seed : int or None
@@ -73,7 +73,7 @@ class Sequences:
     def __post_init__(self) -> None:
         ids = np.asarray(self.ids)
         if ids.ndim != 2 or ids.size == 0 or not np.issubdtype(ids.dtype, np.integer) or ids.min() < 0:
-            raise InputError("token ids must be a non-empty array of integers >= 0 with dims (sequence, query)")
+            raise InputError("token ids must be a non-empty array of integers >= 0 with dims (sequence, token)")
         document = document_labels(self.document, len(ids))
         check_text("source", self.source)
         check_text("bos_token", self.bos_token)
@@ -110,11 +110,10 @@ class Sequences:
         return f"<Sequences: {self.count} x {self.length} tokens, {self.documents} documents, {bos}; {self.source}>"
 
 
-def _check_size(n: int, length: int, bos: bool) -> None:
+def _check_size(n: int, length: int) -> None:
     if n < 1:
         raise InputError(f"n must be at least 1, not {n}")
-    if length < 2 + bos:
-        raise InputError(f"length must be at least {2 + bos} tokens{', the BOS counted' if bos else ''}, not {length}")
+    analysed_half(length)
 
 
 def _generator(seed: int, stream: int) -> np.random.Generator:
@@ -154,7 +153,7 @@ def random_sequences(
     n : int
         Number of sequences.
     length : int
-        Tokens per sequence, the BOS counted.
+        Tokens per sequence, the BOS counted: a multiple of 4.
     bos : bool
         Whether a BOS token stands at position 0.
     bos_token : str or int, optional
@@ -180,7 +179,7 @@ def random_sequences(
     >>> sequences.ids.shape, sequences.bos, str(sequences.document[5])
     ((6, 24), 'in ids', 'random 3-00005')
     """
-    _check_size(n, length, bos)
+    _check_size(n, length)
     bos_id, spelling = choose_bos(tokenizer, bos, bos_token)
     ordinary = ordinary_beside(tokenizer, bos_id)
     ids = _generator(seed, _RANDOM).choice(ordinary, size=(n, length))
@@ -205,7 +204,7 @@ def repeat_sequences(
     n : int
         Number of sequences, at most the number of ordinary tokens.
     length : int
-        Tokens per sequence.
+        Tokens per sequence: a multiple of 4.
     seed : int
         Seed of the draw.
 
@@ -225,7 +224,7 @@ def repeat_sequences(
     >>> bool((sequences.ids == sequences.ids[:, :1]).all()), sequences.documents
     (True, 6)
     """
-    _check_size(n, length, bos=False)
+    _check_size(n, length)
     ordinary = ordinary_tokens(tokenizer)
     if n > len(ordinary):
         raise InputError(f"n = {n} sequences need as many different tokens; the vocabulary has {len(ordinary)}")
@@ -263,7 +262,7 @@ def text_sequences(
     n : int
         Number of sequences.
     length : int
-        Tokens per sequence, the BOS counted.
+        Tokens per sequence, the BOS counted: a multiple of 4.
     bos : bool
         Whether a BOS token stands at position 0.
     bos_token : str or int, optional
@@ -294,7 +293,7 @@ def text_sequences(
     >>> sequences.count, sequences.documents
     (12, 6)
     """
-    _check_size(n, length, bos)
+    _check_size(n, length)
     bos_id, spelling = choose_bos(tokenizer, bos, bos_token)
     name, texts = read_texts(source)
     rng = _generator(seed, _TEXT)

@@ -294,12 +294,12 @@ def embed(model: Any, ids: torch.Tensor) -> torch.Tensor:
     model : transformers.PreTrainedModel
         The model.
     ids : torch.Tensor
-        int64, (batch, query).
+        int64, (batch, token).
 
     Returns
     -------
     torch.Tensor
-        (batch, query, hidden), on the model's device.
+        (batch, token, hidden), on the model's device.
     """
     module = model.get_input_embeddings()
     with torch.inference_mode():

@@ -172,6 +172,10 @@ class SteadyState:
         count = min(len(self._lag), lags.shape[-1])
         logits = lags[..., rows[0] : rows[-1] + 1 : self._step, :count]
         hidden = self._lag[:count] > self._last[[start + row for row in rows], None]
+        if not hidden.any():
+            self._logit[..., :count] += logits.sum(-2)
+            self._log_sum[..., :count] += log_prefix_sums(logits).sum(-2)
+            return
         self._logit[..., :count] += logits.masked_fill(hidden, 0).sum(-2)
         sums = log_prefix_sums(logits.masked_fill(hidden, -torch.inf))
         self._log_sum[..., :count] += sums.masked_fill_(hidden, 0).sum(-2)

@@ -1,22 +1,21 @@
-"""The median magnitude of a residual stream, faster than by sorting it."""
+"""The median magnitude of a residual stream, faster than by partial sorting."""
 
+import numpy as np
 import torch
 
 #: Every so manyth value is looked at first; a prime, so that the sample runs through all channels.
 _STEP = 37
-#: Standard errors of the sample's median between which that of all values is looked for.
-_ERRORS = 6.0
+#: Standard errors of the sample's median on either side within which that of all values is looked for.
+_ERRORS = 4.0
 
 
 def magnitude_median(stream: torch.Tensor) -> torch.Tensor:
-    """Median over tokens and channels of the magnitude of a residual stream, exactly.
-
-    A sample brackets it; what lies between is sorted. Values that are not finite give any number.
+    """Return the median over tokens and channels of the magnitude of a residual stream, exactly.
 
     Parameters
     ----------
     stream : torch.Tensor
-        (batch, token, hidden).
+        (batch, token, hidden). Where values are not finite, any number can come out.
 
     Returns
     -------
@@ -29,18 +28,22 @@ def magnitude_median(stream: torch.Tensor) -> torch.Tensor:
     [2.5]
     """
     values = stream.abs().flatten(1).to(torch.promote_types(stream.dtype, torch.float32))
-    return torch.stack([_median(row) for row in values])
+    if values.device.type == "cpu":
+        return torch.from_numpy(np.array([_median(row) for row in values.numpy()]))
+    low, high = (values.kthvalue(count, 1).values for count in ((values.shape[1] + 1) // 2, values.shape[1] // 2 + 1))
+    return (low + high) / 2
 
 
-def _median(values: torch.Tensor) -> torch.Tensor:
+def _median(values: np.ndarray) -> np.floating:
+    """Median by a sample that brackets it: only what lies between is partially sorted."""
     low, high = (len(values) - 1) // 2, len(values) // 2
-    sample = values[::_STEP].sort().values
-    middle, width = len(sample) // 2, int(_ERRORS / 2 * len(sample) ** 0.5) + 1
+    sample = np.sort(values[::_STEP])
+    middle, width = len(sample) // 2, int(_ERRORS / 2 * np.sqrt(len(sample))) + 1
     if width < middle:
         least, most = sample[middle - width], sample[middle + width]
-        below = int((values < least).sum())
-        between = values[(values >= least) & (values <= most)]
+        below = np.count_nonzero(values < least)
+        between = values.take(np.flatnonzero((values >= least) & (values <= most)))
         if below <= low and high < below + len(between):
             values, low, high = between, low - below, high - below
-    ordered = values.sort().values
-    return (ordered[low] + ordered[high]) / 2
+    values = np.partition(values, low)
+    return (values[low] + values[high:].min()) / 2

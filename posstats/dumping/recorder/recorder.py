@@ -294,7 +294,7 @@ def _attention(
     position_bias: torch.Tensor | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention function in transformers' calling convention; returns (batch, query, head, channel) and no weights."""
+    """Attention function in transformers' calling convention; returns (batch, token, head, channel) and no weights."""
     recorder = _recorder()
     layer = recorder._pass.layer if recorder._pass is not None else -1
     if position_bias is not None:

@@ -191,13 +191,15 @@ def layer_statistics(inputs: AttentionInputs, wanted: Wanted, anchor: int | None
         low, here = min(starts[start:stop]), slice(start, stop)
         behind = slice(length - stop, length - low)  # the keys stop-1 .. low
         keys, queries = torch.arange(stop - 1, low - 1, -1, device=device), torch.arange(start, stop, device=device)
-        visible = (keys <= queries[:, None]) & (keys >= first[here, None])
+        hidden = (keys > queries[:, None]) | (keys < first[here, None])
+        edges = slice(0, stop - start), slice(stop - max(starts[here]), None)  # the keys that some query does not see
         # The heads of a group share their keys: one product per group instead of a copy of the keys per head.
         block = (query[..., here, :].flatten(2, 3) @ key[..., behind]).unflatten(2, (-1, stop - start))
         if inputs.softcap is not None:
             block.div_(inputs.softcap).tanh_().mul_(inputs.softcap)
 
-        block.masked_fill_(~visible, 0)
+        for edge in edges:
+            block[..., edge].masked_fill_(hidden[:, edge], 0)
         fit.add(block, keys, queries)
         lags = by_lag(block)
         steady.add(lags, start, stop)
@@ -205,7 +207,10 @@ def layer_statistics(inputs: AttentionInputs, wanted: Wanted, anchor: int | None
         if low == 0:
             sink_logit[..., here] = block[..., -1].masked_fill(first[here] > 0, -torch.inf)
 
-        block.masked_fill_(~(visible & (keys >= 1)), -torch.inf)
+        for edge in edges:
+            block[..., edge].masked_fill_(hidden[:, edge], -torch.inf)
+        if low == 0:
+            block[..., -1] = -torch.inf
         largest = block.amax(-1, keepdim=True).clamp_min_(torch.finfo(dtype).min)  # query 0 has no ordinary key
         weights = block.sub_(largest).exp_()  # of ordinary keys, but for the factor of the query
         largest = largest[..., 0]

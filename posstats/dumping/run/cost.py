@@ -110,7 +110,7 @@ def estimate_cost(
     if begun:
         manifest = pieces.agree(manifest)
     memory = weights + manifest.batch * sequence_memory(
-        model.config, plan.sizes["query"], manifest.sequence_bytes, model.dtype.itemsize
+        model.config, plan.sizes["token"], manifest.sequence_bytes, model.dtype.itemsize
     )
     existing = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.is_dir())
     free = shutil.disk_usage(existing).free

@@ -18,7 +18,14 @@ from posstats.dumping.inputs.sequences import Sequences
 from posstats.dumping.model.load import max_length, model_facts
 from posstats.dumping.recorder.structure import text_config
 from posstats.errors import DesignError, InputError
-from posstats.vocabulary import MINIMUM_DOCUMENTS, SCHEMA_VERSION, VARIABLES
+from posstats.vocabulary import (
+    MINIMUM_DOCUMENTS,
+    SCHEMA_VERSION,
+    VARIABLES,
+    analysed_half,
+    received_queries,
+    reference_queries,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +40,12 @@ class Plan:
         Distances at which logits are kept, positions at which the residual stream is; ascending.
     seed : int
         Seed of what conditions draw.
-    token_id : ndarray of int64, shape (condition, sequence, query)
+    token_id : ndarray of int64, shape (condition, sequence, token)
         What is fed.
     sizes : dict of str to int
         Length of every dimension.
     dtype : str
-        Number format of what is recorded.
+        Number format of what is recorded, but for totals, which are float64.
     coordinates : dict of str to ndarray
         Coordinates of the dump.
     attrs : dict
@@ -91,8 +98,8 @@ def make_plan(
     Raises
     ------
     InputError
-        If an option is out of range, a condition does not exist or cannot be applied, or a sequence is longer than the
-        model allows, or the name of the model or tokenizer is none that a dump can hold.
+        If an option is out of range, a condition does not exist or cannot be applied, the length is not a multiple of 4
+        or more than the model allows, or the name of the model or tokenizer is none that a dump can hold.
     DesignError
         If there are fewer than 5 documents.
     """
@@ -103,7 +110,7 @@ def make_plan(
             f"the sequences come from {sequences.documents} document(s); every interval rests on documents, and at "
             f"least {MINIMUM_DOCUMENTS} are needed"
         )
-    length = sequences.length
+    length, analysed = sequences.length, analysed_half(sequences.length)
     chosen_offsets, chosen_probes = check_positions("offset", offsets, length), check_positions("probe", probes, length)
     if not chosen_offsets:
         raise InputError("at least one offset must be recorded")
@@ -125,9 +132,11 @@ def make_plan(
         "sequence": sequences.count,
         "layer": layers,
         "head": heads,
-        "query": length,
+        "token": length,
+        "query": analysed,
+        "key": analysed,
         "offset": len(chosen_offsets),
-        "lag": length,
+        "lag": analysed,
         "depth": layers + 1,
         "hidden": model.config.get_text_config().hidden_size,
         "channel": facts["value_dim"],
@@ -137,7 +146,8 @@ def make_plan(
         "document": sequences.document,
         "offset": np.array(chosen_offsets),
     }
-    coordinates |= {name: np.arange(sizes[name]) for name in ("sequence", "layer", "head", "query", "lag", "depth")}
+    counted = ("sequence", "layer", "head", "token", "query", "key", "lag", "depth")
+    coordinates |= {name: np.arange(sizes[name]) for name in counted}
     if chosen_probes:
         sizes["probe"], coordinates["probe"] = len(chosen_probes), np.array(chosen_probes)
     return Plan(
@@ -164,6 +174,9 @@ def _attributes(
         "bos_token": sequences.bos_token,
         "bos_token_id": -1 if sequences.bos_id is None else sequences.bos_id,
         "seed": seed,
+        "length": sequences.length,
+        "reference_queries": reference_queries(sequences.length),
+        "received_queries": received_queries(sequences.length),
     }
     for name, value in attrs.items():
         if isinstance(value, str):
