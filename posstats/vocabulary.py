@@ -125,13 +125,13 @@ VARIABLES = {
     "linear_r2_offset": Variable(
         _BLOCK,
         "1",
-        "R-squared of the line in i-j through the logits s[i, j] of all visible pairs; NaN where it is not defined",
+        "R-squared of the line in i-j through the logits s[i, j] of all visible pairs; NaN where not defined",
         optional=True,
     ),
     "linear_r2_position": Variable(
         _BLOCK,
         "1",
-        "R-squared of the plane in i and j through the logits s[i, j] of all visible pairs; NaN where it is not defined",
+        "R-squared of the plane in i and j through the logits s[i, j] of all visible pairs; NaN where not defined",
         optional=True,
     ),
     "learned_sink": Variable(

@@ -1,7 +1,5 @@
 """The recorder's manners: what it restores, what it says, what it refuses, and the windows it sees."""
 
-import logging
-
 import numpy as np
 import pytest
 import torch
@@ -11,8 +9,8 @@ from posstats.dumping.inputs.sequences import random_sequences
 from posstats.dumping.model.load import embed, load_model
 from posstats.dumping.recorder.closedness import closedness
 from posstats.dumping.recorder.forward import Pass, Substitute, departure
-from posstats.dumping.recorder.recorder import Recorder
 from posstats.dumping.recorder.gathered import Wanted
+from posstats.dumping.recorder.recorder import Recorder
 from posstats.dumping.recorder.statistics import AttentionInputs, layer_statistics
 from posstats.dumping.recorder.structure import narrow_window
 from posstats.dumping.run.dump import dump
@@ -53,10 +51,10 @@ class TestRecorder:
 
     def test_batch_size_does_not_matter(self):
         model = tiny.build("mistral", "float64")
-        with Recorder(model, length=32, offsets=OFFSETS, probes=(3,)) as recorder:
-            together = recorder.record(embed(model, ids(32, 3)), torch.arange(32)[None])
+        with Recorder(model, length=40, offsets=OFFSETS, probes=(3,)) as recorder:
+            together = recorder.record(embed(model, ids(40, 3)), torch.arange(40)[None])
             for row in range(3):
-                alone = recorder.record(embed(model, ids(32, 3)[row : row + 1]), torch.arange(32)[None])
+                alone = recorder.record(embed(model, ids(40, 3)[row : row + 1]), torch.arange(40)[None])
                 for name in together.__slots__:
                     np.testing.assert_allclose(getattr(alone, name)[0], getattr(together, name)[row], atol=1e-12)
 
@@ -76,7 +74,7 @@ class TestRecorder:
         [
             (
                 {"offsets": (0, 4)},
-                r"offset 4 is outside 0 \.\. 3, the distances within the analysed half of a sequence",
+                r"offset 4 is outside 0 \.\. 3, the distances within the analysed half",
             ),
             ({"offsets": ()}, "at least one offset"),
             ({"probes": (-1,)}, "probe -1 is outside"),
@@ -192,10 +190,10 @@ class TestLeaks:
     def test_bidirectional_model_is_refused_and_measured(self, tmp_path):
         model = tiny.build("llama", is_causal=False)
         model.set_attn_implementation("eager")  # which, unlike the others, takes no mask for no mask
-        found = closedness(model, embed(model, ids(32)))
+        found = closedness(model, embed(model, ids(40)))
         assert (found[:, 0] == 0).all()
         assert (found[:, 1:] > 0.1).all()
-        seqs = random_sequences(tiny.tokenizer(), n=6, length=32)
+        seqs = random_sequences(tiny.tokenizer(), n=6, length=40)
         with pytest.raises(ModelError, match=r"the mask of layer .* is not causal"):
             dump(model, seqs, tmp_path / "a.h5", offsets=(0,), progress=False)
 
@@ -206,9 +204,9 @@ class TestLeaks:
             return output + 0.1 * output.mean(1, keepdim=True)
 
         model.model.layers[1].register_forward_hook(leaking)
-        inputs = embed(model, ids(32))
-        with Recorder(model, length=32, offsets=(0,)) as recorder:
-            recorded = recorder.record(inputs, torch.arange(32)[None]).trajectory_departure
+        inputs = embed(model, ids(40))
+        with Recorder(model, length=40, offsets=(0,)) as recorder:
+            recorded = recorder.record(inputs, torch.arange(40)[None]).trajectory_departure
         for found in (recorded, closedness(model, inputs)):
             assert (found[:, :2] <= 1e-4).all()
             assert (found[:, 2:] > 0.01).all()
@@ -217,7 +215,7 @@ class TestLeaks:
     def test_a_window_is_no_leak(self, window):
         model = tiny.build("llama", "float64")
         narrow_window(model, window)
-        assert (closedness(model, embed(model, ids(32)), torch.arange(32)[None] + 5) <= 1e-9).all()
+        assert (closedness(model, embed(model, ids(40)), torch.arange(40)[None] + 5) <= 1e-9).all()
         assert model.config._attn_implementation.startswith("posstats_window")
 
     def test_departure_of_zero_vectors(self):
@@ -230,12 +228,12 @@ class TestLeaks:
 def test_window_of_a_llama_equals_its_own_attention_under_that_window():
     model = tiny.build("llama", "float64")
     narrow_window(model, 6)
-    with Recorder(model, length=32, offsets=OFFSETS) as recorder:
-        record = recorder.record(embed(model, ids(32)), torch.arange(32)[None])
-        np.testing.assert_array_equal(recorder.visible_keys, np.tile(np.minimum(np.arange(32) + 1, 6), (3, 1)))
+    with Recorder(model, length=40, offsets=OFFSETS) as recorder:
+        record = recorder.record(embed(model, ids(40)), torch.arange(40)[None])
+        np.testing.assert_array_equal(recorder.visible_keys, np.tile(np.minimum(np.arange(40) + 1, 6), (3, 1)))
     assert np.isnan(record.sink_logit[..., 6:]).all()
     with torch.no_grad():
-        own = model.model(input_ids=ids(32), output_hidden_states=True).hidden_states
+        own = model.model(input_ids=ids(40), output_hidden_states=True).hidden_states
     np.testing.assert_allclose(record.trajectory[:, 2], own[2][:, 0], atol=1e-12)
     np.testing.assert_allclose(record.residual_norm[:, 2], own[2].norm(dim=-1), rtol=1e-12)
 
@@ -243,15 +241,15 @@ def test_window_of_a_llama_equals_its_own_attention_under_that_window():
 def test_window_narrows_the_models_own():
     model = tiny.build("gemma3", "float64")
     narrow_window(model, 14)
-    with Recorder(model, length=32, offsets=OFFSETS) as recorder:
+    with Recorder(model, length=40, offsets=OFFSETS) as recorder:
         assert recorder.visible_keys.max(1).tolist() == [10, 14, 10]
     capped = tiny.build("gemma2", "float64")
     narrow_window(capped, 4)
-    with Recorder(capped, length=32, offsets=OFFSETS) as recorder:
-        record = recorder.record(embed(capped, ids(32)), torch.arange(32)[None])
+    with Recorder(capped, length=40, offsets=OFFSETS) as recorder:
+        record = recorder.record(embed(capped, ids(40)), torch.arange(40)[None])
         assert recorder.visible_keys.max(1).tolist() == [4, 4, 4]
     with torch.no_grad():
-        own = capped.model(input_ids=ids(32), output_hidden_states=True).hidden_states
+        own = capped.model(input_ids=ids(40), output_hidden_states=True).hidden_states
     np.testing.assert_allclose(record.residual_norm[:, 2], own[2].norm(dim=-1), rtol=1e-12)
     with pytest.raises(InputError, match="at least 1 token"):
         narrow_window(model, 0)

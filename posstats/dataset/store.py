@@ -94,7 +94,8 @@ def open_dump(path: str | Path) -> xr.Dataset:
     Raises
     ------
     DumpError
-        If there is no such file, it is no posstats dump, it is damaged, unfinished, or of another version of the schema.
+        If there is no such file, it is no posstats dump, it is damaged, unfinished, or follows another version of the
+        schema.
 
     Examples
     --------
@@ -204,9 +205,9 @@ def check_schema(dataset: xr.Dataset, name: str = "the dataset") -> None:
         raise DumpError(f"{name} is not a posstats dump: it has no attribute schema_version")
     if str(version) != SCHEMA_VERSION:
         raise DumpError(
-            f"{name} follows version {version} of the dump schema, this posstats reads version {SCHEMA_VERSION}: record "
-            f"it anew with `posstats dump {name} --overwrite` and the options it was made with, or use the posstats "
-            "that wrote it"
+            f"{name} follows version {version} of the dump schema, this posstats reads version {SCHEMA_VERSION}: "
+            f"record it anew with `posstats dump {name} --overwrite` and the options it was made with, or use the "
+            "posstats that wrote it"
         )
     problems = []
     for variable, spec in VARIABLES.items():

@@ -115,7 +115,7 @@ class LinearFit:
         ]
         self._sums: list[torch.Tensor] = []
 
-    def add(self, block: torch.Tensor, keys: torch.Tensor, queries: slice) -> None:
+    def add(self, block: torch.Tensor, keys: torch.Tensor, queries: torch.Tensor) -> None:
         """Take in a block of logits, (..., query, key), 0 where a key is not visible."""
         squares = torch.linalg.vector_norm(block, dim=-1).double().square_().sum(-1)
         rows = block.sum(-1).double()

@@ -41,7 +41,7 @@ def _median(values: np.ndarray) -> np.floating:
     middle, width = len(sample) // 2, int(_ERRORS / 2 * np.sqrt(len(sample))) + 1
     if width < middle:
         least, most = sample[middle - width], sample[middle + width]
-        below = np.count_nonzero(values < least)
+        below = int(np.count_nonzero(values < least))
         between = values.take(np.flatnonzero((values >= least) & (values <= most)))
         if below <= low and high < below + len(between):
             values, low, high = between, low - below, high - below
