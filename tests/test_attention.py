@@ -93,7 +93,7 @@ def test_whole_matrix(mask, softcap, monkeypatch):
     expected = explicit(x, OFFSETS, anchor=5)
     for rows in (1, 17, 1000):  # blocks of unequal size, too
         monkeypatch.setattr(recorded, "_BLOCK_BYTES", {"cpu": 0})
-        monkeypatch.setattr(recorded, "_FEWEST_ROWS", rows)
+        monkeypatch.setattr(recorded, "FEWEST_ROWS", rows)
         found = layer_statistics(x, Wanted(52, OFFSETS), anchor=5)
         assert found.finite
         compare(found, expected, 1e-10)

@@ -16,7 +16,7 @@ from posstats.dumping.recorder.gathered import AttentionReceived, LinearFit, Ste
 FIRST_SINK_QUERY = 16
 #: Logits held at once: few enough to stay in a processor's cache, and many enough to keep an accelerator busy.
 _BLOCK_BYTES = {"cpu": 4 << 20, "accelerator": 256 << 20}
-_FEWEST_ROWS = 16
+FEWEST_ROWS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +185,7 @@ def layer_statistics(inputs: AttentionInputs, wanted: Wanted, anchor: int | None
     received = AttentionReceived(wanted, first, empty)
 
     block_bytes = _BLOCK_BYTES["cpu" if device.type == "cpu" else "accelerator"]
-    rows = max(_FEWEST_ROWS, block_bytes // (batch * heads * length * dtype.itemsize))
+    rows = max(FEWEST_ROWS, block_bytes // (batch * heads * length * dtype.itemsize))
     for start in range(0, length, rows):
         stop = min(start + rows, length)
         low, here = min(starts[start:stop]), slice(start, stop)
@@ -211,17 +211,9 @@ def layer_statistics(inputs: AttentionInputs, wanted: Wanted, anchor: int | None
             block[..., edge].masked_fill_(hidden[:, edge], -torch.inf)
         if low == 0:
             block[..., -1] = -torch.inf
-        largest = block.amax(-1, keepdim=True).clamp_min_(torch.finfo(dtype).min)  # query 0 has no ordinary key
-        weights = block.sub_(largest).exp_()  # of ordinary keys, but for the factor of the query
-        largest = largest[..., 0]
-        rest[..., here] = weights.sum(-1).log_().add_(largest)
-        total = torch.logaddexp(rest[..., here], sink_logit[..., here])
-        if learned_sink is not None:
-            total = torch.logaddexp(total, learned_sink)
-        factor = (largest - total).exp_()
+        weights, factor, rest[..., here], sink_weight[..., here] = _softmax(block, sink_logit[..., here], learned_sink)
         from_rest = (weights.flatten(2, 3) @ value[:, :, behind]).unflatten(2, (-1, stop - start))
         from_rest.mul_(factor[..., None])
-        sink_weight[..., here] = (sink_logit[..., here] - total).exp_()
         rest_norm[..., here] = torch.linalg.vector_norm(from_rest, dim=-1)
         output[..., here, :] = from_rest.addcmul_(sink_weight[..., here, None], value[:, :, None, -1:])
         received.add(weights, factor, keys, start, stop)
@@ -246,8 +238,8 @@ def layer_statistics(inputs: AttentionInputs, wanted: Wanted, anchor: int | None
         steady_logit=joined(steady_logit),
         steady_log_sum=joined(steady_log_sum),
         attention_received=joined(received.mean(sink_weight.unflatten(1, (kv_heads, -1)))),
-        linear_r2_offset=joined(linear_r2_offset),
-        linear_r2_position=joined(linear_r2_position),
+        linear_r2_offset=joined(linear_r2_offset).to(dtype),
+        linear_r2_position=joined(linear_r2_position).to(dtype),
         sink_output_fraction=output_fraction(sink_weight * sink_value_norm[..., None], joined(rest_norm)),
         sink_value_norm=sink_value_norm,
         value_norm=value_norm,
@@ -280,6 +272,30 @@ def single_output(inputs: AttentionInputs) -> torch.Tensor:
         logit = torch.tanh(logit / inputs.softcap) * inputs.softcap
     weight = torch.sigmoid(logit - inputs.learned_sink.to(dtype).view(-1, 1, 1))
     return (weight * value.to(dtype)).to(query.dtype)
+
+
+def _softmax(
+    block: torch.Tensor, sink_logit: torch.Tensor, learned_sink: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Attention of a block of queries, position 0 and a learned sink apart; the block is overwritten.
+
+    Returns
+    -------
+    weights, factor : torch.Tensor
+        (..., query, key) and (..., query): attention on ordinary keys is their product.
+    rest : torch.Tensor
+        (..., query): log of the sum of the exponentials over ordinary keys, -inf where there is none.
+    sink_weight : torch.Tensor
+        (..., query): attention on position 0.
+    """
+    # Relative to the largest ordinary logit, so that none vanishes where position 0 takes all the attention.
+    largest = block.amax(-1, keepdim=True).clamp_min_(torch.finfo(block.dtype).min)  # query 0 has no ordinary key
+    weights, largest = block.sub_(largest).exp_(), largest[..., 0]
+    rest = weights.sum(-1).log_().add_(largest)
+    total = torch.logaddexp(rest, sink_logit)
+    if learned_sink is not None:
+        total = torch.logaddexp(total, learned_sink)
+    return weights, (largest - total).exp_(), rest, (sink_logit - total).exp_()
 
 
 def _keep_offsets(
