@@ -107,7 +107,7 @@ def test_the_document_states_the_defaults():
         ("[dumps.one]\nsauce = 'text'", r"\[dumps.one\] has no key 'sauce'; its keys are source, text, conditions"),
         ("[dumps.one]\n[sequences]\nN = 3", r"\[sequences\] has no key 'N'; its keys are n, length"),
         ("[dumps.one]\n[sequences]\nn = 4", r"\[sequences\]: n = 4 sequences .* at least 5 are needed"),
-        ("[dumps.one]\n[sequences]\nlength = 2", r"\[sequences\]: length must be at least 3 tokens, the BOS counted"),
+        ("[dumps.one]\n[sequences]\nlength = 2", r"\[sequences\]: the length must be a multiple of 4 tokens"),
         ("[dumps.one]\n[record]\nconditions = ['basline']", r"\[record\]: there is no condition .*mean baseline\?"),
         ("[dumps.one]\nconditions = ['repeat', 'repeat']", r"\[dumps.one\]: .* given twice: repeat"),
         ("[dumps.one]\n[record]\nseed = -1", r"\[record\]: seed must be 0 or more"),

@@ -829,5 +829,5 @@ class TestChecksBeforeTheWork:
         with pytest.raises(DesignError, match=r"come from 2 document\(s\)"):
             dump(model, Sequences(ids, list("aabbab"), "mine"), target)
         with pytest.raises(InputError, match="token id 97"):
-            dump(model, Sequences(np.full((5, T), 97), np.arange(5), "mine"), target)
+            dump(model, Sequences(np.full((5, T), 97), np.arange(5), "mine"), target, offsets=(0,))
         assert not target.parent.exists()

@@ -5,7 +5,14 @@ from typing import Any
 
 from posstats.dataset.conditions import parse_conditions
 from posstats.errors import InputError
-from posstats.vocabulary import BASELINE, DEFAULT_LENGTH, DEFAULT_OFFSETS, DEFAULT_SEQUENCES, MINIMUM_DOCUMENTS
+from posstats.vocabulary import (
+    BASELINE,
+    DEFAULT_LENGTH,
+    DEFAULT_OFFSETS,
+    DEFAULT_SEQUENCES,
+    MINIMUM_DOCUMENTS,
+    analysed_half,
+)
 
 #: Where the tokens of a dump come from.
 SOURCES = ("random", "text")
@@ -46,7 +53,7 @@ class SequencesConfig:
     n : int
         Sequences in a dump.
     length : int
-        Tokens per sequence, a BOS counted.
+        Tokens per sequence, a BOS counted: a multiple of 4.
     bos : bool
         Whether a BOS token stands at position 0.
     bos_token : str or int, optional
@@ -71,9 +78,7 @@ class SequencesConfig:
             raise InputError(
                 f"bos_token = {self.bos_token!r} was given and bos = false asks for none: drop one of them"
             )
-        if self.length < 2 + self.bos:
-            counted = ", the BOS counted" if self.bos else ""
-            raise InputError(f"length must be at least {2 + self.bos} tokens{counted}, not {self.length}")
+        analysed_half(self.length)
         _check_seed(self.seed)
 
 

@@ -1,7 +1,7 @@
 """What is gathered of a layer's logits and weights, block of queries after block of queries."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
@@ -21,22 +21,25 @@ class Wanted:
         Tokens of a sequence, a multiple of 4.
     offsets : tuple of int
         Distances from query to key at which logits are kept.
-    analysed : int
-        Analysed queries, the first half; as many keys and lags.
-    reference, received : list of int
-        Queries of the steady state, and those at which the attention on keys is sampled.
     """
 
     length: int
     offsets: tuple[int, ...]
-    analysed: int = field(init=False)
-    reference: list[int] = field(init=False)
-    received: list[int] = field(init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "analysed", analysed_half(self.length))
-        object.__setattr__(self, "reference", reference_queries(self.length))
-        object.__setattr__(self, "received", received_queries(self.length))
+    @property
+    def analysed(self) -> int:
+        """Analysed queries, the first half; as many keys and lags."""
+        return analysed_half(self.length)
+
+    @property
+    def reference(self) -> list[int]:
+        """Queries of the steady state."""
+        return reference_queries(self.length)
+
+    @property
+    def received(self) -> list[int]:
+        """Queries at which the attention on keys is sampled."""
+        return received_queries(self.length)
 
 
 def by_lag(block: torch.Tensor) -> torch.Tensor:
