@@ -157,10 +157,10 @@ def test_a_whole_number_will_do_for_a_number(written):
 
 
 def test_a_profile_merges_key_by_key(written):
-    text = "[sequences]\nn = 30\nlength = 99\n[dumps.a]\n"
+    text = "[sequences]\nn = 30\nlength = 100\n[dumps.a]\n"
     text += "[profile.p.sequences]\nn = 7\n[profile.p.dumps.b]\nsource = 'text'"
     config = written(text, profile="p")
-    assert (config.sequences.n, config.sequences.length) == (7, 99)
+    assert (config.sequences.n, config.sequences.length) == (7, 100)
     assert {name: entry.source for name, entry in config.dumps.items()} == {"a": "random", "b": "text"}
     assert set(written(text).dumps) == {"a"}
 
