@@ -6,7 +6,9 @@ using the same strings; ``tests/dataset/test_store.py`` checks that a dump carri
 
 from dataclasses import dataclass
 
-SCHEMA_VERSION = "1"
+from posstats.errors import InputError
+
+SCHEMA_VERSION = "2"
 
 #: The five additive terms of log attention, in the order of the identity (docs/method.md, section 2).
 TERMS = ("relative", "mask", "sink", "logit_drift", "denominator_drift")
@@ -25,7 +27,13 @@ DTYPES = ("float32", "float64", "bfloat16", "float16")
 DEFAULT_OFFSETS = (0, 1, 2, 4, 8, 16)
 #: Sequences and tokens per sequence of the default design.
 DEFAULT_SEQUENCES = 48
-DEFAULT_LENGTH = 192
+DEFAULT_LENGTH = 256
+#: Most reference queries that the steady state is measured at.
+REFERENCE_QUERIES = 64
+#: Queries at which the attention that keys receive is sampled, where a sequence is long enough.
+RECEIVED_QUERIES = 32
+#: A key receives attention from queries at least this far behind it.
+RECEIVED_DISTANCE = 16
 
 #: Early queries 2 <= i < 16, where the paper looks at BOS replacement, and what tables call them.
 EARLY = (2, 16)
@@ -75,13 +83,16 @@ class Variable:
     long_name : str
         One line for plots and for xarray's HTML view.
     optional : bool
-        Whether a dump may lack it: one made without probes, by an earlier version, or by simulation.
+        Whether a dump may lack it: one made without probes, or by simulation.
+    dtype : str
+        Number format, whatever that of the model; empty where it follows the model's.
     """
 
     dims: tuple[str, ...]
     units: str
     long_name: str
     optional: bool = False
+    dtype: str = ""
 
 
 _BLOCK = ("condition", "sequence", "layer", "head")
@@ -89,7 +100,7 @@ _BLOCK = ("condition", "sequence", "layer", "head")
 #: The dump schema: variable name -> :class:`Variable`.
 VARIABLES = {
     "token_id": Variable(
-        ("condition", "sequence", "query"), "1", "token id fed to the model; -1 stands for a fed vector"
+        ("condition", "sequence", "token"), "1", "token id fed to the model; -1 stands for a fed vector"
     ),
     "logit": Variable(
         (*_BLOCK, "query", "offset"),
@@ -100,11 +111,40 @@ VARIABLES = {
         (*_BLOCK, "query"), "nats", "attention logit s[i, 0] on position 0; NaN where position 0 is not visible"
     ),
     "log_denominator_rest": Variable(
-        (*_BLOCK, "query"),
-        "nats",
-        "log of the softmax denominator over keys j >= 1 (and the learned sink logit, if any); -inf where none is",
+        (*_BLOCK, "query"), "nats", "log of the sum over visible keys j >= 1 of exp s[i, j]; -inf where there is none"
     ),
-    "logit_sum_by_lag": Variable((*_BLOCK, "lag"), "nats", "sum over queries of s[i, i-lag] over visible keys j >= 1"),
+    "logit_total": Variable(
+        (*_BLOCK, "offset"), "nats", "sum over the queries of logit as it is stored, NaN left out", dtype="float64"
+    ),
+    "steady_logit": Variable(
+        (*_BLOCK, "lag"),
+        "nats",
+        "mean over the reference queries r that see that key of s[r, r-lag]; NaN where none does",
+    ),
+    "steady_log_sum": Variable(
+        (*_BLOCK, "lag"),
+        "nats",
+        "mean over the reference queries r that see lag + 1 keys of the log of the sum over d <= lag of exp s[r, r-d]; "
+        "NaN where none does",
+    ),
+    "attention_received": Variable(
+        (*_BLOCK, "key"),
+        "1",
+        "attention on the key, mean over the sampled queries that see it and come at least 16 after it; NaN where none",
+        optional=True,
+    ),
+    "linear_r2_offset": Variable(
+        _BLOCK,
+        "1",
+        "R-squared of the line in i-j through the logits s[i, j] of all visible pairs; NaN where not defined",
+        optional=True,
+    ),
+    "linear_r2_position": Variable(
+        _BLOCK,
+        "1",
+        "R-squared of the plane in i and j through the logits s[i, j] of all visible pairs; NaN where not defined",
+        optional=True,
+    ),
     "learned_sink": Variable(
         ("layer", "head"), "nats", "learned sink logit of the head, -inf where the model has none"
     ),
@@ -149,7 +189,13 @@ VARIABLES = {
         optional=True,
     ),
     "residual_norm": Variable(
-        ("condition", "sequence", "depth", "query"), "residual-stream units", "Euclidean norm of the residual stream"
+        ("condition", "sequence", "depth", "token"), "residual-stream units", "Euclidean norm of the residual stream"
+    ),
+    "residual_median": Variable(
+        ("condition", "sequence", "depth"),
+        "residual-stream units",
+        "median over tokens and channels of the magnitude of the residual stream",
+        optional=True,
     ),
     "residual_sample": Variable(
         ("condition", "sequence", "depth", "probe", "hidden"),
@@ -166,9 +212,11 @@ COORDINATES = {
     "document": ("sequence", "1", "document a sequence was cut from: the resampling unit"),
     "layer": ("layer", "1", "layer, 0 is the first"),
     "head": ("head", "1", "query head"),
-    "query": ("query", "tokens", "query position i"),
+    "token": ("token", "tokens", "position in the whole sequence"),
+    "query": ("query", "tokens", "analysed query position i, in the first half of the sequence"),
+    "key": ("key", "tokens", "key position j, in the first half of the sequence"),
     "offset": ("offset", "tokens", "distance i - j from query to key at which logits are recorded"),
-    "lag": ("lag", "tokens", "distance i - j from query to key of the stationary reference"),
+    "lag": ("lag", "tokens", "distance i - j from query to key in the steady state"),
     "depth": ("depth", "1", "number of blocks the residual stream has passed"),
     "probe": ("probe", "tokens", "position at which the residual stream is sampled"),
 }
@@ -208,3 +256,82 @@ def is_path(model: str) -> bool:
     [False, False, True, True, True, True]
     """
     return model.startswith((".", "/", "~")) or model.endswith(".gguf") or "\\" in model or model.count("/") > 1
+
+
+def analysed_half(length: int) -> int:
+    """Return the number of analysed queries of a sequence: its first half.
+
+    Parameters
+    ----------
+    length : int
+        Tokens of the sequence.
+
+    Returns
+    -------
+    int
+        ``length / 2``: the queries 0 .. length/2 - 1, and as many keys and lags.
+
+    Raises
+    ------
+    InputError
+        If the length is not a positive multiple of 4.
+
+    Examples
+    --------
+    >>> analysed_half(256)
+    128
+    """
+    if length < 4 or length % 4:
+        raise InputError(
+            f"the length must be a multiple of 4 tokens, half of which are analysed and the last quarter of which is "
+            f"the steady state, not {length}"
+        )
+    return length // 2
+
+
+def reference_queries(length: int) -> list[int]:
+    """Return the queries that the steady state is measured at: evenly spaced in the last quarter of a sequence.
+
+    Parameters
+    ----------
+    length : int
+        Tokens of the sequence, a multiple of 4.
+
+    Returns
+    -------
+    list of int
+        ``min(length / 4, 64)`` positions with one distance between neighbours, the last one ``length - 1``.
+
+    Examples
+    --------
+    >>> reference_queries(16)
+    [12, 13, 14, 15]
+    """
+    return _evenly_spaced(length // 4, REFERENCE_QUERIES, length)
+
+
+def received_queries(length: int) -> list[int]:
+    """Return the queries at which the attention that keys receive is sampled: evenly spaced in the last three quarters.
+
+    Parameters
+    ----------
+    length : int
+        Tokens of the sequence, a multiple of 4.
+
+    Returns
+    -------
+    list of int
+        ``min(3 * length / 4, 32)`` positions with one distance between neighbours, the last one ``length - 1``.
+
+    Examples
+    --------
+    >>> len(received_queries(256)), received_queries(256)[:2], received_queries(256)[-1]
+    (32, [69, 75], 255)
+    """
+    return _evenly_spaced(3 * length // 4, RECEIVED_QUERIES, length)
+
+
+def _evenly_spaced(span: int, most: int, length: int) -> list[int]:
+    """At most so many positions of the last `span` of a sequence."""
+    count = min(span, most)
+    return list(range(length - 1 - (count - 1) * (span // count), length, span // count))
