@@ -74,10 +74,10 @@ class TestRecorder:
         [
             (
                 {"offsets": (0, 4)},
-                r"offset 4 is outside 0 \.\. 3, the distances within the analysed half",
+                r"offset must be a whole number from 0 to 3, not 4",
             ),
             ({"offsets": ()}, "at least one offset"),
-            ({"probes": (-1,)}, "probe -1 is outside"),
+            ({"probes": (-1,)}, "probe must be a whole number from 0 to 7, not -1"),
             ({"length": 30}, "the length must be a multiple of 4 tokens, .* not 30"),
         ],
     )
