@@ -13,7 +13,7 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
 
-from posstats.dumping.recorder.statistics import sum_diagonals
+from posstats.vocabulary import analysed_half, reference_queries
 
 _NAME = "bench-eager"
 _kept: list[tuple[torch.Tensor, torch.Tensor, float]] = []
@@ -55,7 +55,8 @@ def eager_statistics(model: Any, ids: torch.Tensor, offsets: Sequence[int]) -> l
     Returns
     -------
     list of dict
-        Per layer: `logit`, `sink_logit`, `log_denominator_rest`, `logit_sum_by_lag`, as the recorder has them.
+        Per layer: `logit`, `sink_logit`, `log_denominator_rest`, `steady_logit`, `steady_log_sum`, as the recorder has
+        them.
     """
     _kept.clear()
     with torch.inference_mode():
@@ -108,24 +109,18 @@ def reduce_logits(logits: torch.Tensor, offsets: Sequence[int]) -> dict[str, tor
 
 
 def _reductions(logits: torch.Tensor, rest: torch.Tensor, offsets: Sequence[int]) -> dict[str, torch.Tensor]:
-    picked = logits.new_full((*logits.shape[:3], len(offsets)), torch.nan)
+    length = logits.shape[-1]
+    half = analysed_half(length)
+    picked = logits.new_full((*logits.shape[:2], half, len(offsets)), torch.nan)
     for column, offset in enumerate(offsets):
-        picked[..., offset + 1 :, column] = logits.diagonal(-offset, -2, -1)[..., 1:]
+        picked[..., offset + 1 :, column] = logits[:, :, :half].diagonal(-offset, -2, -1)[..., 1:]
+    reference = torch.tensor(reference_queries(length), device=logits.device)
+    keys = reference[:, None] - torch.arange(half, device=logits.device)
+    steady = logits[:, :, reference[:, None], keys]
     return {
         "logit": picked,
-        "sink_logit": logits[..., 0].clone(),
-        "log_denominator_rest": rest,
-        "logit_sum_by_lag": lag_sums(logits),
+        "sink_logit": logits[:, :, :half, 0].clone(),
+        "log_denominator_rest": rest[..., :half],
+        "steady_logit": steady.mean(-2),
+        "steady_log_sum": steady.logcumsumexp(-1).mean(-2),
     }
-
-
-def lag_sums(logits: torch.Tensor) -> torch.Tensor:
-    """Sums along the diagonals over the keys 1.., head by head: skewed copies of all at once would double them."""
-    length = logits.shape[-1]
-    visible = torch.ones((length, length), dtype=torch.bool, device=logits.device).tril_()
-    visible[:, 0] = False
-    sums = torch.empty_like(logits[..., 0])
-    for row, heads in zip(sums, logits, strict=True):
-        for target, one in zip(row, heads, strict=True):
-            target.copy_(sum_diagonals(torch.where(visible, one, 0).flip(-1)))
-    return sums

@@ -23,7 +23,7 @@ from posstats.vocabulary import DEFAULT_OFFSETS
 #: Fewest sequences a dump is made of.
 FEWEST = 5
 #: Variables that both the recorder and the eager reductions find.
-SHARED = ("logit", "sink_logit", "log_denominator_rest", "logit_sum_by_lag")
+SHARED = ("logit", "sink_logit", "log_denominator_rest", "steady_logit", "steady_log_sum")
 
 
 @dataclass(frozen=True)

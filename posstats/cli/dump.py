@@ -75,7 +75,9 @@ def dump(
         ),
     ] = None,
     n: Annotated[int, typer.Option("--sequences", "-n", help="How many sequences.")] = DEFAULT_SEQUENCES,
-    length: Annotated[int, typer.Option("--length", "-t", help="Tokens in each, BOS counted.")] = DEFAULT_LENGTH,
+    length: Annotated[
+        int, typer.Option("--length", "-t", help="Tokens in each, BOS counted: a multiple of 4.")
+    ] = DEFAULT_LENGTH,
     bos: Annotated[bool, typer.Option(help="Whether a BOS token stands at position 0.")] = True,
     bos_token: BosToken = None,
     condition: Annotated[
@@ -95,7 +97,7 @@ def dump(
             "--offset",
             "-d",
             help="Distance from query to key at which logits are kept, repeatable; those given replace the default.",
-            show_default=", ".join(map(str, DEFAULT_OFFSETS)) + ", up to half the length",
+            show_default=", ".join(map(str, DEFAULT_OFFSETS)) + ", up to a quarter of the length",
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the sequences and of what conditions draw.")] = 0,
@@ -140,8 +142,8 @@ def dump(
     if shards is not None and scheduler == "none":
         raise InputError("--shards goes with --scheduler; without one, give every process its own --shard K/N")
     share = None if shard is None else _shard(shard)
-    # Larger ones than half the length are of no use to an analysis: a user who wants them has to say so.
-    offsets = tuple(offset or (d for d in DEFAULT_OFFSETS if d <= length // 2))
+    # Larger ones than half the analysed half are of no use to an analysis: a user who wants them has to say so.
+    offsets = tuple(offset or (d for d in DEFAULT_OFFSETS if d <= length // 4))
     config = AnalysisConfig(
         ModelConfig(model, revision, dtype, ntk_factor, sliding_window, adapter),
         SequencesConfig(n, length, bos, token_of(bos_token), seed),

@@ -8,7 +8,7 @@ from fractions import Fraction
 
 from posstats.arguments import several, shown, whole_number
 from posstats.errors import InputError
-from posstats.vocabulary import BASELINE, CONDITIONS
+from posstats.vocabulary import BASELINE, CONDITIONS, analysed_half
 
 #: Conditions spelled without a number: spelling -> kind.
 _PLAIN = {
@@ -119,15 +119,16 @@ def at_depth(conditions: Iterable[Condition], blocks: int) -> tuple[Condition, .
 
 
 def check_positions(what: str, values: Iterable[int], length: int | None = None) -> tuple[int, ...]:
-    """Distinct positions of a sequence (of `length` tokens, where that is known), ascending; `what` an error calls one.
+    """Distinct offsets within the analysed half of a sequence, or positions of a sequence, ascending.
 
-    Raises InputError if one is no whole number, outside the sequence, or given twice.
+    `what` is "offset" or "probe"; `length` counts the tokens of a sequence, where they are known. Raises InputError if
+    a value is no whole number, out of range, or given twice, or the length is not a multiple of 4.
 
     >>> check_positions("offset", [4, 0, 1], length=24)
     (0, 1, 4)
     """
-    most = 2**31 - 1 if length is None else length - 1
-    chosen = sorted(whole_number(what, value, 0, most) for value in several(f"{what}s", values, "whole numbers"))
+    size = 2**31 if length is None else analysed_half(length) if what == "offset" else length
+    chosen = sorted(whole_number(what, value, 0, size - 1) for value in several(f"{what}s", values, "whole numbers"))
     if len(set(chosen)) < len(chosen):
         raise InputError(f"each {what} can be given once, not {', '.join(map(str, chosen))}")
     return tuple(chosen)

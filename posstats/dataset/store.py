@@ -85,7 +85,8 @@ def open_dump(path: str | Path) -> xr.Dataset:
     InputError
         If `path` is no name of a file.
     DumpError
-        If there is no such file, it is no posstats dump, it is damaged, unfinished, or from a newer posstats.
+        If there is no such file, it is no posstats dump, it is damaged, unfinished, or follows another version of the
+        schema.
 
     Examples
     --------
@@ -193,7 +194,8 @@ def check_schema(dataset: xr.Dataset, name: str = "the dataset") -> None:
     if str(version) != SCHEMA_VERSION:
         raise DumpError(
             f"{name} follows version {version} of the dump schema, this posstats reads version {SCHEMA_VERSION}: "
-            "use the posstats that wrote it, or dump again"
+            f"record it anew with `posstats dump {name} --overwrite` and the options it was made with, or use the "
+            "posstats that wrote it"
         )
     problems = []
     for variable, spec in VARIABLES.items():
@@ -322,7 +324,7 @@ def _chunks(dims: tuple[str, ...], shape: tuple[int, ...], itemsize: int) -> tup
         chunk["condition"] = 1
     if np.prod(list(chunk.values())) * itemsize > SMALL_BYTES:
         chunk.update({dim: 1 for dim in ("layer", "depth") if dim in chunk})
-    for dim in ("head", "sequence", "token", "query", "lag"):
+    for dim in ("head", "sequence", "token", "query", "key", "lag"):
         excess = np.prod(list(chunk.values())) * itemsize / CHUNK_BYTES
         if dim in chunk and excess > 1:
             parts = min(chunk[dim], int(np.ceil(excess)))

@@ -13,6 +13,7 @@ from posstats.vocabulary import (
     DEFAULT_OFFSETS,
     DEFAULT_SEQUENCES,
     MINIMUM_DOCUMENTS,
+    analysed_half,
 )
 
 #: Where the tokens of a dump come from.
@@ -54,7 +55,7 @@ class SequencesConfig:
     n : int
         Sequences in a dump.
     length : int
-        Tokens per sequence, a BOS counted.
+        Tokens per sequence, a BOS counted: a multiple of 4.
     bos : bool
         Whether a BOS token stands at position 0.
     bos_token : str or int, optional
@@ -79,9 +80,7 @@ class SequencesConfig:
             raise InputError(
                 f"bos_token = {self.bos_token!r} was given and bos = false asks for none: drop one of them"
             )
-        if self.length < 2 + self.bos:
-            counted = ", the BOS counted" if self.bos else ""
-            raise InputError(f"length must be at least {2 + self.bos} tokens{counted}, not {self.length}")
+        analysed_half(self.length)
         seed_of(self.seed)
 
 

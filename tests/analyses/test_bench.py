@@ -79,8 +79,11 @@ def test_logits_reduce_as_the_weights_do(bench):
     logits = logits.masked_fill(torch.ones(12, 12, dtype=torch.bool).triu(1), torch.finfo(torch.float64).min)
     found = bench.eager.reduce_logits(logits, OFFSETS)
     assert torch.equal(found["logit"][0, 1, 5], torch.stack([logits[0, 1, 5, 5 - d] for d in OFFSETS]))
-    expected = [sum(logits[0, 0, i, i - d] for i in range(d + 1, 12)) for d in range(12)]
-    np.testing.assert_allclose(found["logit_sum_by_lag"][0, 0], expected)
+    rows = range(9, 12)
+    expected = [np.mean([logits[0, 0, r, r - d] for r in rows]) for d in range(6)]
+    np.testing.assert_allclose(found["steady_logit"][0, 0], expected)
+    expected = [np.mean([logits[0, 0, r, r - d : r + 1].logsumexp(0) for r in rows]) for d in range(6)]
+    np.testing.assert_allclose(found["steady_log_sum"][0, 0], expected)
 
 
 def test_replicates_one_by_one_equal_replicates_at_once(bench):

@@ -16,7 +16,8 @@ from posstats.vocabulary import COORDINATES, SCHEMA_VERSION, VARIABLES
 from tests.refused import refused
 
 SIZES = {
-    "condition": 2, "sequence": 7, "layer": 3, "head": 2, "query": 19, "offset": 2, "lag": 19, "depth": 4, "hidden": 8,
+    "condition": 2, "sequence": 7, "layer": 3, "head": 2, "token": 36, "query": 18, "key": 18, "offset": 2,
+    "lag": 18, "depth": 4, "hidden": 8,
     "probe": 2, "channel": 5,
 }  # fmt: skip
 
@@ -41,7 +42,7 @@ def example(seed=0, dtype="float32", optional=True):
     coords = {
         name: (dim, np.arange(SIZES[dim]))
         for name, (dim, _, _) in COORDINATES.items()
-        if name not in ("condition", "document") and (optional or dim != "probe")
+        if name not in ("condition", "document") and (optional or dim not in ("probe", "key"))
     }
     coords["condition"] = ("condition", np.array(["baseline", "bos=mean"], dtype=object))
     coords["document"] = ("sequence", np.array([f"Dökument {n % 5}" for n in range(SIZES["sequence"])]))
@@ -84,7 +85,7 @@ def test_chunks_of_any_size_hold_the_same_values(tmp_path, monkeypatch, cap):
     with open_dump(path) as lazy:
         assert_same(lazy, example())
     with h5py.File(path) as file:
-        for name in ("logit", "logit_sum_by_lag", "token_id", "residual_norm"):
+        for name in ("logit", "steady_logit", "token_id", "residual_norm"):
             assert np.prod(file[name].chunks) * file[name].dtype.itemsize <= cap
 
 
@@ -112,7 +113,7 @@ def test_one_lazy_chunk_is_one_condition_and_layer(tmp_path, monkeypatch):
     monkeypatch.setattr(store, "SMALL_BYTES", 0)
     path = write_dump(example(), tmp_path / "a.h5")
     with open_dump(path) as dump:
-        assert dump.logit.data.chunksize == (1, 7, 1, 2, 19, 2)
+        assert dump.logit.data.chunksize == (1, 7, 1, 2, 18, 2)
         assert dump.residual_sample.data.chunksize == (1, 7, 1, 2, 8)
 
 
@@ -142,7 +143,7 @@ def test_same_numbers_give_same_bytes(tmp_path):
 def test_compression_is_worth_it_and_valid_for_all_kinds_of_data(tmp_path):
     data = example()
     data["logit"] = data.logit.dims, np.zeros(data.logit.shape, dtype="float32")
-    data["logit_sum_by_lag"] = data.logit_sum_by_lag.dims, np.full(data.logit_sum_by_lag.shape, 1 / 3, dtype="float32")
+    data["steady_logit"] = data.steady_logit.dims, np.full(data.steady_logit.shape, 1 / 3, dtype="float32")
     path = write_dump(data, tmp_path / "a.h5")
     with h5py.File(path) as file:
         assert file["logit"].id.get_storage_size() < 0.2 * data.logit.nbytes
@@ -246,13 +247,18 @@ def test_not_a_dump(tmp_path):
     ("change", "message"),
     [
         (lambda d: d.assign_attrs(schema_version="99"), "version 99"),
+        (
+            lambda d: d.assign_attrs(schema_version="1"),
+            r"version 1 .* anew with `posstats dump \S+ --overwrite`",
+        ),
         (lambda d: d.drop_vars("logit"), "the variable logit is missing"),
         (lambda d: d.assign(logit=d.logit.rename(offset="lag2")), "logit has the dims"),
         (lambda d: d.drop_vars("document"), "the coordinate document"),
     ],
 )
 def test_schema_is_checked(change, message):
-    refused(DumpError, message, check_schema, change(example().assign_attrs(schema_version=SCHEMA_VERSION)))
+    changed = change(example().assign_attrs(schema_version=SCHEMA_VERSION))
+    refused(DumpError, message, check_schema, changed, "data/mine.h5")
 
 
 def test_lazy_arrays_travel_to_other_processes(path):

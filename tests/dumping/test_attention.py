@@ -1,4 +1,4 @@
-"""What is recorded of a layer: both paths against the whole matrix and against each other; masks."""
+"""What is recorded of a layer, against the whole query-by-key matrix in float64; masks."""
 
 import numpy as np
 import pytest
@@ -9,40 +9,45 @@ from transformers.masking_utils import (
     sliding_window_causal_mask_function,
 )
 
-from posstats.dumping.recorder import fused, masks
-from posstats.dumping.recorder import statistics as blocked
-from posstats.dumping.recorder.fused import fused_statistics, lag_sums, obstacle, window_of
+from posstats.dumping.recorder import gathered, masks
+from posstats.dumping.recorder import statistics as recorded
+from posstats.dumping.recorder.gathered import Wanted, by_lag, log_prefix_sums
 from posstats.dumping.recorder.masks import compact_mask, first_visible, visible_start
+from posstats.dumping.recorder.median import magnitude_median
 from posstats.dumping.recorder.statistics import (
     AttentionInputs,
-    anchored_attention,
-    blocked_statistics,
-    mean_output,
+    layer_statistics,
     output_fraction,
-    sum_diagonals,
+    single_output,
     value_norms,
 )
 from posstats.errors import ModelError
+from posstats.stats.earlier import explicit_offsets, linear_position_r2
+from posstats.vocabulary import analysed_half, received_queries, reference_queries
+from tests.explicit import explicit_statistics
 
 OFFSETS = (0, 1, 2, 4, 8, 16)
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 
 
+def first_keys(length, mask):
+    """First visible key of each query under a causal mask, a window, or chunks of a number of tokens."""
+    position = torch.arange(length)
+    kind, size = mask if isinstance(mask, tuple) else ("window", mask or length)
+    return position - position % size if kind == "chunks" else (position - size + 1).clamp_min(0)
+
+
 def inputs(
-    length, *, window=None, heads=6, kv_heads=2, channels=16, sink=0.0, learned=None, seed=0, batch=2, scale=1.0
+    length, *, mask=None, heads=6, kv_heads=2, channels=16, sink=0.0, learned=None, softcap=None, seed=0, batch=2
 ):
     """Random queries, keys and values; ``sink`` draws the queries of half the heads towards key 0."""
     generator = torch.Generator().manual_seed(seed)
     query, key, value = (
-        torch.randn((batch, count, length, channels), generator=generator) * scale
-        for count in (heads, kv_heads, kv_heads)
+        torch.randn((batch, count, length, channels), generator=generator) for count in (heads, kv_heads, kv_heads)
     )
     key[:, :, 0] = 1.0
     query[:, ::2] += sink
-    first = torch.zeros(length, dtype=torch.long)
-    if window is not None:
-        first = (torch.arange(length) - window + 1).clamp_min(0)
-    return AttentionInputs(query, key, value, first, channels**-0.5, learned_sink=learned)
+    return AttentionInputs(query, key, value, first_keys(length, mask), channels**-0.5, softcap, learned)
 
 
 def changed(x, dtype, device="cpu"):
@@ -52,122 +57,68 @@ def changed(x, dtype, device="cpu"):
     return AttentionInputs(query, key, value, x.first.to(device), x.scaling, x.softcap, learned)
 
 
-def attention_on_sink(statistics):
-    total = torch.logaddexp(statistics.sink_logit, statistics.log_denominator_rest)
-    return (statistics.sink_logit - total).exp()
-
-
-def explicit(x):
-    """Logits and denominators from the whole query-by-key matrix in float64."""
+def logits_and_mask(x):
+    """All logits of a layer, (batch, head, query, key), in float64, and which are visible."""
     x = changed(x, torch.float64)
     group = x.query.shape[1] // x.key.shape[1]
-    logits = x.query @ x.key.repeat_interleave(group, 1).transpose(-1, -2) * x.scaling
+    logits = x.query @ x.key.repeat_interleave(group, 1).mT * x.scaling
     if x.softcap is not None:
         logits = x.softcap * torch.tanh(logits / x.softcap)
     position = torch.arange(logits.shape[-1])
-    visible = (position <= position[:, None]) & (position >= x.first[:, None])
-    return logits, visible
+    return logits.numpy(), ((position <= position[:, None]) & (position >= x.first[:, None])).numpy()
+
+
+def explicit(x, offsets, anchor=None):
+    """The same statistics from the whole matrix."""
+    logits, visible = logits_and_mask(x)
+    value = x.value.double().repeat_interleave(x.query.shape[1] // x.value.shape[1], 1).numpy()
+    learned = None if x.learned_sink is None else x.learned_sink.double().numpy()
+    found = explicit_statistics(logits, visible, value, offsets, learned=learned, anchor=anchor)
+    return {name: values for name, values in found.items() if name != "weights"}
+
+
+def compare(found, expected, tolerance, names=None):
+    for name in names or expected:
+        actual = getattr(found, name).double().cpu().numpy()
+        np.testing.assert_allclose(actual, expected[name], rtol=tolerance, atol=tolerance, err_msg=name)
+
+
+MASKS = [None, 1, 7, 25, ("chunks", 10), ("chunks", 16)]
 
 
 @pytest.mark.parametrize("softcap", [None, 3.0])
-@pytest.mark.parametrize("window", [None, 7, 25])
-def test_blocked_path_equals_the_whole_matrix(window, softcap, monkeypatch):
-    monkeypatch.setattr(blocked, "_BLOCK_BYTES", 40_000)  # several blocks of unequal size
-    x = inputs(50, window=window, learned=torch.linspace(-1, 2, 6).double())
-    x = changed(AttentionInputs(x.query, x.key, x.value, x.first, x.scaling, softcap, x.learned_sink), torch.float64)
-    logits, visible = explicit(x)
-    found = blocked_statistics(x, OFFSETS, anchor=5)
-    hidden = logits.masked_fill(~visible, -torch.inf)
-    learned = x.learned_sink[:, None]
-    rest = torch.logaddexp(hidden[..., 1:].logsumexp(-1), learned)
-    torch.testing.assert_close(found.log_denominator_rest, rest)
-    weights = (hidden - torch.logaddexp(rest, hidden[..., 0])[..., None]).exp()
-    torch.testing.assert_close(found.output, weights @ x.value.repeat_interleave(3, 1))
-    for lag in range(50):
-        kept = torch.where(visible, logits, 0.0)[..., 1:]
-        torch.testing.assert_close(found.logit_sum_by_lag[..., lag], kept.diagonal(-lag - 1, -2, -1).sum(-1))
-    for column, offset in enumerate(OFFSETS):
-        known = torch.isfinite(hidden.diagonal(-offset, -2, -1)[0, 0])
-        known[0] = False  # key 0
-        expected = logits.diagonal(-offset, -2, -1).masked_fill(~known, torch.nan)
-        torch.testing.assert_close(found.logit[..., offset:, column], expected, equal_nan=True)
-    sink_part = weights[..., :1] * x.value.repeat_interleave(3, 1)[:, :, :1]
-    norms = sink_part.norm(dim=-1), (found.output - sink_part).norm(dim=-1)
-    torch.testing.assert_close(found.sink_output_fraction, (norms[0] / (norms[0] + norms[1]))[..., 16:].mean(-1))
-    torch.testing.assert_close(found.anchor_attention, weights[..., 21:, 5].mean(-1))
-    torch.testing.assert_close(found.anchor_sink_attention, weights[..., 21:, 0].mean(-1))
-    assert (found.anchor_attention == 0).all() == (window == 7)
-    norm = x.value.pow(2).sum(-1).sqrt().repeat_interleave(3, 1)
-    torch.testing.assert_close(found.sink_value_norm, norm[..., 0])
-    torch.testing.assert_close(found.value_norm, norm[..., 1:].sum(-1) / 49)
-    torch.testing.assert_close(found.head_output, (weights @ x.value.repeat_interleave(3, 1))[:, :, 16:].sum(2) / 34)
+@pytest.mark.parametrize("mask", MASKS)
+def test_whole_matrix(mask, softcap, monkeypatch):
+    x = changed(inputs(52, mask=mask, softcap=softcap, learned=torch.linspace(-1, 2, 6)), torch.float64)
+    expected = explicit(x, OFFSETS, anchor=5)
+    for rows in (1, 17, 1000):  # blocks of unequal size, too
+        monkeypatch.setattr(recorded, "_BLOCK_BYTES", {"cpu": 0})
+        monkeypatch.setattr(recorded, "FEWEST_ROWS", rows)
+        found = layer_statistics(x, Wanted(52, OFFSETS), anchor=5)
+        assert found.finite
+        compare(found, expected, 1e-10)
+    assert np.isnan(expected["steady_logit"]).any() == (mask is not None)
 
 
-def compare_paths(length, sink, window, device):
-    """Fused path in float32 against the blocked path in float64."""
-    learned = torch.linspace(-3, 3, 6) if window == 5 else None
-    x = inputs(length, window=window and min(window, length), sink=sink, learned=learned, batch=1)
-    offsets, anchor = [d for d in OFFSETS if d < length], min(3, length - 1)
-    oracle = blocked_statistics(changed(x, torch.float64), offsets, anchor)
-    layer = changed(x, torch.float32, device)
-    assert obstacle(layer) is None
-    found = fused_statistics(layer, offsets, anchor)
-
-    def close(name, **tolerance):
-        actual = getattr(found, name).double().cpu()
-        torch.testing.assert_close(actual, getattr(oracle, name), rtol=0, equal_nan=True, **tolerance)
-
-    if sink and window is None and length > 2:
-        assert (attention_on_sink(oracle)[..., 1:] > 0.9999).any()
-    close("output", atol=1e-5)
-    close("logit", atol=1e-4)
-    close("sink_logit", atol=1e-4)
-    close("log_denominator_rest", atol=1e-3)
-    for name in ("sink_output_fraction", "sink_value_norm", "value_norm", "head_output"):
-        close(name, atol=1e-5)
-    for name in ("anchor_attention", "anchor_sink_attention"):
-        close(name, atol=1e-5)
-        assert getattr(oracle, name).isnan().all() == (length == 2)
-    # Relative to the sum of the magnitudes of what was summed.
-    logits, visible = explicit(x)
-    size = torch.where(visible, logits.abs(), 0.0)[..., 1:]
-    size = torch.stack([size.diagonal(-lag - 1, -2, -1).sum(-1) for lag in range(length)], -1)
-    error = (found.logit_sum_by_lag.double().cpu() - oracle.logit_sum_by_lag).abs()
-    assert (error <= 1e-5 * size.clamp_min(1)).all()
-
-
-def compare_half_precision(dtype, device):
-    """Both paths in half precision against the blocked path in float64."""
-    x = changed(inputs(200), dtype, device)
-    oracle = blocked_statistics(changed(x, torch.float64), OFFSETS, 20)
-    for found in (fused_statistics(x, OFFSETS, 20), blocked_statistics(x, OFFSETS, 20)):
-        assert found.output.dtype == dtype
-        assert found.logit.dtype == found.log_denominator_rest.dtype == torch.float32
-        for name, tolerance in (
-            ("log_denominator_rest", 1e-3),
-            ("logit", 1e-5),
-            ("sink_logit", 1e-5),
-            ("output", 3e-2),
-            ("value_norm", 1e-5),
-            ("sink_value_norm", 1e-5),
-            ("head_output", 1e-2),
-            ("anchor_attention", 1e-4),
-            ("anchor_sink_attention", 1e-4),
-        ):
-            torch.testing.assert_close(
-                getattr(found, name).double().cpu(),
-                getattr(oracle, name).cpu(),
-                atol=tolerance,
-                rtol=tolerance,
-                equal_nan=True,
-            )
-
-
-@pytest.mark.parametrize("window", [None, 5, 300])
+@pytest.mark.parametrize("mask", [None, 5, 300, ("chunks", 100)])
 @pytest.mark.parametrize("sink", [0.0, 6.0])
-@pytest.mark.parametrize("length", [2, 60, 333, 1024])
-def test_fused_path_equals_blocked_path_in_float64(length, sink, window):
-    compare_paths(length, sink, window, "cpu")
+@pytest.mark.parametrize("length", [4, 60, 332, 1024])
+def test_single_precision(length, sink, mask):
+    compare_single_precision(length, sink, mask, "cpu")
+
+
+def compare_single_precision(length, sink, mask, device):
+    learned = torch.linspace(-3, 3, 6) if mask == 5 else None
+    x = inputs(length, mask=mask, sink=sink, learned=learned, batch=1)
+    offsets = tuple(d for d in OFFSETS if d < length // 2)
+    expected = explicit(x, offsets, min(3, length - 1))
+    found = layer_statistics(changed(x, torch.float32, device), Wanted(length, offsets), min(3, length - 1))
+    if sink and mask is None and length > 4:  # position 0 takes all the attention, and the rest is still accurate
+        rest, first = expected["log_denominator_rest"], expected["sink_logit"]
+        assert (np.exp(first - np.logaddexp(first, rest))[..., 1:] > 0.9999).any()
+    exact = {name for name in expected if name not in ("logit", "sink_logit", "logit_total", "log_denominator_rest")}
+    compare(found, expected, 3e-5, exact)
+    compare(found, expected, 1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -175,47 +126,113 @@ def test_half_precision_has_float32_statistics(dtype):
     compare_half_precision(dtype, "cpu")
 
 
+def compare_half_precision(dtype, device):
+    x = changed(inputs(200), dtype, device)
+    found = layer_statistics(x, Wanted(200, OFFSETS), 20)
+    assert found.output.dtype == dtype
+    assert {getattr(found, name).dtype for name in ("logit", "steady_log_sum", "head_output")} == {torch.float32}
+    expected = explicit(changed(x, dtype), OFFSETS, 20)
+    compare(found, expected, 3e-5, [name for name in expected if name != "output"])
+    compare(found, expected, 1e-2, ["output"])
+
+
 @needs_gpu
-@pytest.mark.parametrize("window", [None, 300])
-def test_fused_path_on_a_gpu(window):
-    for length in (2, 333, 1024):
-        compare_paths(length, 6.0, window, "cuda")
+@pytest.mark.parametrize("mask", [None, 300])
+def test_a_gpu(mask):
+    for length in (4, 332, 1024):
+        compare_single_precision(length, 6.0, mask, "cuda")
     for dtype in (torch.bfloat16, torch.float16):
         compare_half_precision(dtype, "cuda")
 
 
-def test_a_kernel_that_cannot_be_trusted_is_not_used(monkeypatch):
-    layer = inputs(30)
-    genuine = fused._kernel
-
-    def missing(*_):
-        raise AttributeError("no such operator\nand details")
-
-    def wrong(*args):
-        output, log_sum = genuine(*args)
-        return output, log_sum + 1
-
-    for kernel, reason in (
-        (missing, "no fused kernel for torch.float32 on cpu: no such operator"),
-        (wrong, "the fused kernel for torch.float32 on cpu does not reproduce output"),
-    ):
-        fused._kernel_obstacle.cache_clear()
-        monkeypatch.setattr(fused, "_kernel", kernel)
-        assert obstacle(layer) == reason
-    monkeypatch.undo()
-    fused._kernel_obstacle.cache_clear()
-    assert obstacle(layer) is None
+def test_the_total_is_of_the_logits_as_they_are_stored():
+    found = layer_statistics(inputs(64), Wanted(64, OFFSETS))
+    assert found.logit_total.dtype == torch.float64
+    np.testing.assert_allclose(found.logit_total, np.nansum(found.logit.double(), axis=-2), rtol=1e-14)
+    assert layer_statistics(inputs(64, mask=4), Wanted(64, (8,))).logit_total.eq(0).all()
 
 
-def test_longest_lags_keep_their_precision():
-    # Queries and keys of trained models share large components: rounding of the transform must not reach the few
-    # logits of the longest lags.
-    x = inputs(1000, heads=2, kv_heads=1, channels=64, batch=1)
-    x.query.add_(3.0)
-    x.key.add_(3.0)
-    exact = lag_sums(x.query.double(), x.key.double(), x.scaling, 1000)
-    error = (lag_sums(x.query, x.key, x.scaling, 1000) - exact).abs() / exact.abs().clamp_min(1)
-    assert error.max() < 1e-5
+def test_linear_r2_is_the_metric_of_every_pair():
+    """Against the least squares of :mod:`posstats.stats.earlier`, and a plane that the logits are."""
+    x = changed(inputs(24, batch=3), torch.float64)
+    logits, _ = logits_and_mask(x)
+    found = layer_statistics(x, Wanted(24, (0,)))
+    for row in range(3):
+        one = linear_position_r2(*explicit_offsets(logits[[row]]))
+        np.testing.assert_allclose(found.linear_r2_offset[row], one.r2_relative, atol=1e-12)
+        np.testing.assert_allclose(found.linear_r2_position[row], one.r2_full, atol=1e-12)
+    position = torch.arange(24, dtype=torch.float64)
+    query, key = torch.ones(2, 1, 1, 24, 2, dtype=torch.float64)
+    query[..., 0], key[..., 1] = 0.3 * position, -0.1 * position  # s = 0.3 i - 0.1 j
+    plane = layer_statistics(AttentionInputs(query, key, key, torch.zeros(24).long(), 1.0), Wanted(24, (0,)))
+    assert plane.linear_r2_position.item() == pytest.approx(1.0)
+    assert plane.linear_r2_offset.item() < 0.9
+
+
+def test_linear_r2_of_logits_that_do_not_vary_is_not_a_number():
+    for constant in (0.0, 3.7):
+        query, key = torch.full((2, 1, 2, 40, 4), constant)
+        found = layer_statistics(AttentionInputs(query, key, key, torch.zeros(40).long(), 0.3), Wanted(40, (0,)))
+        assert found.linear_r2_offset.isnan().all()
+        assert found.linear_r2_position.isnan().all()
+    alone = layer_statistics(inputs(40, mask=1), Wanted(40, (0,)))  # every query sees itself: no offset but 0
+    assert alone.linear_r2_offset.isnan().all()
+    assert alone.linear_r2_position.isnan().all()
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_logits_that_are_not_finite_are_noticed(value):
+    for place in (0, 30, 63):
+        x = inputs(64)
+        x.key[1, 0, place, 3] = value
+        assert not layer_statistics(x, Wanted(64, (0,))).finite
+
+
+def test_views_and_sums_along_lags():
+    block = torch.arange(12.0).reshape(1, 3, 4)  # queries 1, 2, 3 of the keys 3 .. 0
+    found = by_lag(block)[0]
+    for row, query in enumerate((1, 2, 3)):
+        assert found[row, : query + 1].tolist() == [block[0, row, 3 - (query - d)].item() for d in range(query + 1)]
+    logits = torch.randn(3, 50, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 3
+    expected = [logits[:, : m + 1].logsumexp(-1) for m in range(50)]
+    torch.testing.assert_close(log_prefix_sums(logits), torch.stack(expected, -1))
+    # The exponential of the first logit vanishes beside the last one in single precision.
+    steep = torch.linspace(0, 200, 50)
+    torch.testing.assert_close(log_prefix_sums(steep)[:3], steep[:3].logcumsumexp(0))
+    assert -np.log(torch.finfo(torch.float32).tiny) > gathered._SAFE_SPREAD
+
+
+def test_queries():
+    assert reference_queries(256) == list(range(192, 256))
+    assert reference_queries(40) == list(range(30, 40))
+    for length in (4, 8, 40, 256, 300, 1000, 4096):
+        for queries, first, most in (
+            (reference_queries(length), 3 * length // 4, 64),
+            (received_queries(length), length // 4, 32),
+        ):
+            assert len(queries) == min(length - first, most)
+            assert len(set(np.diff(queries))) <= 1
+            assert first <= queries[0] <= queries[-1] == length - 1
+            assert 2 * (queries[0] - first) <= length - first, "they span most of what they are to span"
+        assert analysed_half(length) == length // 2
+
+
+@pytest.mark.parametrize("shape", [(3, 1, 1), (2, 1, 4), (2, 40, 48), (1, 7, 33), (4, 64, 64)])
+def test_median(shape):
+    stream = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    stream[:, 0] *= 1000
+    for one in (stream, stream.double(), stream.bfloat16(), torch.zeros(shape), stream.sign(), stream.cumsum(-1)):
+        found = magnitude_median(one)
+        assert found.dtype == torch.promote_types(one.dtype, torch.float32)
+        expected = np.median(abs(one.to(found.dtype).numpy()).reshape(shape[0], -1), axis=-1)
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_a_sample_that_misleads():
+    """The values that are looked at first are all larger than the others."""
+    stream = torch.rand(1, 100, 37, generator=torch.Generator().manual_seed(0))
+    stream.flatten()[::37] += 5
+    np.testing.assert_array_equal(magnitude_median(stream), np.median(stream))
 
 
 def test_output_fraction():
@@ -232,19 +249,27 @@ def test_what_does_not_apply_is_not_a_number():
     assert first.tolist() == [[2.0, 2.0, 2.0]]
     assert others.isnan().all()
     assert value_norms(value, 1)[1] == 2.0
-    assert mean_output(value[:, :, :16]).isnan().all()
-    assert (mean_output(value) == 1).all()
-    layer, zeros = inputs(20), torch.zeros(2, 6, 20)
-    for anchor in (None, 4):  # the query 20 would be the first
-        for found in anchored_attention(layer, zeros, zeros, anchor):
-            assert found.shape == (2, 6)
-            assert found.isnan().all()
-    assert not any(found.isnan().any() for found in anchored_attention(layer, zeros, zeros, 3))
+    short = layer_statistics(inputs(16), Wanted(16, (0,)))
+    assert short.head_output.isnan().all()
+    assert short.sink_output_fraction.isnan().all()
+    for anchor, absent in ((None, True), (4, True), (3, False)):  # the query 20 would be the first behind 4
+        found = layer_statistics(inputs(20), Wanted(20, (0,)), anchor)
+        assert found.anchor_attention.isnan().all() == absent
+        assert found.anchor_sink_attention.isnan().all() == absent
+    # Keys of the first half that no sampled query sees from 16 tokens away.
+    assert layer_statistics(inputs(40, mask=16), Wanted(40, (0,))).attention_received.isnan().all()
 
 
-def test_sum_diagonals():
-    block = torch.tensor([[3.0, 2.0, 1.0], [30.0, 20.0, 10.0]])  # queries 2, 3 of keys 3, 2, 1, descending
-    np.testing.assert_array_equal(sum_diagonals(block), [2 + 30, 1 + 20, 10])
+@pytest.mark.parametrize("softcap", [None, 2.0])
+@pytest.mark.parametrize("learned", [None, torch.linspace(-1, 2, 6)])
+def test_a_token_alone(softcap, learned):
+    x = changed(inputs(4, softcap=softcap, learned=learned), torch.float64)
+    alone = AttentionInputs(x.query[:, :, :1], x.key[:, :, :1], x.value[:, :, :1], x.first[:1], *list_of(x))
+    torch.testing.assert_close(single_output(alone), layer_statistics(x, Wanted(4, (0,))).output[:, :, :1])
+
+
+def list_of(x):
+    return x.scaling, x.softcap, x.learned_sink
 
 
 class TestMasks:
@@ -284,8 +309,3 @@ class TestMasks:
             visible_start(causal, 5, 2)
         with pytest.raises(ModelError, match="padding"):
             compact_mask(1, 4, 4, mask_function=causal_mask_function, attention_mask=torch.ones(1, 4))
-
-    def test_windows_are_told_from_other_masks(self):
-        assert window_of(torch.zeros(5, dtype=torch.long)) == 5
-        assert window_of(torch.tensor([0, 0, 1, 2, 3])) == 2
-        assert window_of(torch.tensor([0, 0, 2, 2, 4])) is None

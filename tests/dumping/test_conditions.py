@@ -212,7 +212,7 @@ class TestEmbeddings:
             np.testing.assert_array_equal(embeddings[:, 1:], baseline[:, 1:])
 
     def test_gaussian_has_the_moments_of_the_embedding(self, model):
-        many = random_sequences(tiny.tokenizer(), n=1500, length=3)
+        many = random_sequences(tiny.tokenizer(), n=1500, length=4)
         matrix = model.get_input_embeddings().weight.detach().numpy()
         drawn = batch("bos=gaussian", many, model)[0][:, 0]
         z = (drawn.mean(0) - matrix.mean(0)) / (matrix.std(0) / np.sqrt(1500))

@@ -19,6 +19,7 @@ from posstats.dumping.recorder.structure import (
     text_config,
 )
 from tests import tiny
+from tests.explicit import explicit_statistics
 
 T = 40
 OFFSETS = (0, 1, 2, 4, 8, 16)
@@ -39,18 +40,12 @@ LOCAL = {
     "cohere2": (0, 2),
     "llama4": (0, 2),
 }
-#: What stands in the way of the fused path.
-BLOCKED = {
-    "gemma2": "blocked (soft-capped logits)",
-    "deepseek_v3": "blocked (values and keys of different size)",
-    "llama4": "layers 0, 2: blocked (a mask that is neither causal nor a sliding window); layers 1: fused",
-}
 #: Layers without rotary embeddings.
 WITHOUT_ROPE = {"smollm3": 1, "llama4": 1, "cohere2": 1}
 
 
 class Own:
-    """What the model says by itself: eager attention with values and outputs, hidden states under default attention."""
+    """What the model says by itself: the statistics of its eager attention, hidden states under default attention."""
 
     def __init__(self, model):
         decoder = decoder_of(model)
@@ -63,55 +58,48 @@ class Own:
             model.set_attn_implementation("eager")
             reset_dynamic_rope(model)
             home = sys.modules[type(decoder).__module__]
-            eager, values, outputs = home.eager_attention_forward, [], []
+            eager, self.layers, self.visible = home.eager_attention_forward, [], []
 
-            def spying(module, query, key, value, *args, **options):
-                output, weights = eager(module, query, key, value, *args, **options)
-                values.append(value.repeat_interleave(query.shape[1] // value.shape[1], 1))
-                outputs.append(output.transpose(1, 2))
+            def spying(module, query, key, value, mask, *args, scaling, softcap=None, **options):
+                extra = {} if softcap is None else {"softcap": softcap}
+                output, weights = eager(module, query, key, value, mask, *args, scaling=scaling, **extra, **options)
+                self._keep(module, query, key, value, mask[0, 0] == 0, scaling, softcap, weights, output)
                 return output, weights
 
             home.eager_attention_forward = spying
-            weights = decoder(input_ids=IDS, output_attentions=True, use_cache=False).attentions
+            decoder(input_ids=IDS, output_attentions=True, use_cache=False)
             home.eager_attention_forward = eager
             model.set_attn_implementation(own)
         hook.remove()
-        self.values, self.outputs = (torch.stack(x, 1).double().numpy() for x in (values, outputs))
         reset_dynamic_rope(model)
-        self.attention = torch.stack(weights, 1).double().numpy()
+        self.visible = np.stack(self.visible)
+
+    def _keep(self, module, query, key, value, visible, scaling, softcap, weights, output):
+        """Take the statistics of a layer's logits, once they are known to give its own weights and outputs."""
+        key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1).double() for x in (key, value))
+        logits = query.double() @ key.mT * scaling
+        if softcap is not None:
+            logits = softcap * torch.tanh(logits / softcap)
+        sinks = getattr(module, "sinks", None)
+        learned = None if sinks is None else sinks.detach().double().numpy()
+        found = explicit_statistics(
+            logits.numpy(), visible.numpy(), value.numpy(), OFFSETS, learned=learned, anchor=ANCHOR
+        )
+        tolerance = 1e-9 if query.dtype == torch.float64 else 1e-4
+        np.testing.assert_allclose(found["weights"], weights.double(), atol=tolerance)
+        np.testing.assert_allclose(found["output"], output.transpose(1, 2).double(), atol=tolerance)
+        self.layers.append(found)
+        self.visible.append(visible.numpy())
 
 
 def check(model, record, own, tolerance):
-    """Rebuild log attention from what was recorded, and compare residual streams."""
-    sink = np.nan_to_num(record.sink_logit, nan=-np.inf).astype(np.float64)
-    log_z = np.logaddexp(sink, record.log_denominator_rest)
-    with np.errstate(divide="ignore"):
-        expected = np.log(own.attention)
-    visible = own.attention[..., 0] > 0
-    np.testing.assert_array_equal(~np.isnan(record.sink_logit), visible)
-    np.testing.assert_allclose((sink - log_z)[visible], expected[..., 0][visible], atol=tolerance)
-    for column, offset in enumerate(OFFSETS):
-        assert np.isnan(record.logit[..., : offset + 1, column]).all()
-        query = np.arange(offset + 1, T)
-        found = record.logit[..., query, column] - log_z[..., query]
-        there = expected[..., query, query - offset]
-        np.testing.assert_array_equal(np.isnan(found), np.isinf(there))
-        np.testing.assert_allclose(found[~np.isnan(found)], there[~np.isinf(there)], atol=tolerance)
-
-    # The sum along every diagonal: logits from weights, for every key but 0.
-    logits = expected + log_z[..., None]
-    for lag in range(T):
-        diagonal = np.diagonal(logits[..., 1:], -lag - 1, -2, -1)
-        total = np.where(np.isinf(diagonal), 0, diagonal).sum(-1)
-        np.testing.assert_allclose(record.logit_sum_by_lag[..., lag], total, atol=tolerance * T)
-
-    np.testing.assert_allclose(record.anchor_attention, own.attention[..., 21:, ANCHOR].mean(-1), atol=tolerance)
-    np.testing.assert_allclose(record.anchor_sink_attention, own.attention[..., 21:, 0].mean(-1), atol=tolerance)
-    norms = np.linalg.norm(own.values, axis=-1)
-    np.testing.assert_allclose(record.sink_value_norm, norms[..., 0], rtol=tolerance)
-    np.testing.assert_allclose(record.value_norm, norms[..., 1:].mean(-1), rtol=tolerance)
-    np.testing.assert_allclose(record.head_output, own.outputs[..., 16:, :].mean(-2), atol=tolerance)
-
+    """Compare what was recorded with what the model's own attention and residual stream give."""
+    for name in own.layers[0]:
+        if name not in ("weights", "output"):
+            expected = np.stack([layer[name] for layer in own.layers], 1)
+            np.testing.assert_allclose(getattr(record, name), expected, rtol=tolerance, atol=tolerance, err_msg=name)
+    magnitude = abs(own.streams).reshape(*own.streams.shape[:2], -1)
+    np.testing.assert_allclose(record.residual_median, np.median(magnitude, axis=-1), rtol=tolerance)
     np.testing.assert_allclose(record.trajectory, own.streams[:, :, 0], atol=tolerance)
     np.testing.assert_allclose(record.residual_norm, np.linalg.norm(own.streams, axis=-1), rtol=tolerance)
     np.testing.assert_allclose(record.residual_sample, own.streams[:, :, [0, 7]], atol=tolerance)
@@ -126,23 +114,18 @@ def test_family(family, dtype, tolerance):
     own = Own(model)
     with Recorder(model, length=T, offsets=OFFSETS, probes=(0, 7)) as recorder:
         record = recorder.record(embed(model, IDS), POSITIONS, anchor=ANCHOR)
-        visible, sinks, path = recorder.visible_keys, recorder.learned_sink, recorder.path
+        visible, sinks = recorder.visible_keys, recorder.learned_sink
     assert record.logit.dtype == np.dtype(dtype)
     check(model, record, own, tolerance)
     for departure in (record.trajectory_departure, closedness(model, embed(model, IDS))):
         assert departure.shape == (2, 4)
         assert departure.dtype == np.dtype(dtype)
         assert (departure <= CLOSED[dtype]).all()
-    if dtype == "float64":
-        with Recorder(model, length=T, offsets=OFFSETS, probes=(0, 7), path="blocked") as recorder:
-            check(model, recorder.record(embed(model, IDS), POSITIONS, anchor=ANCHOR), own, tolerance)
-            assert recorder.path == "blocked"
 
-    np.testing.assert_array_equal(visible, (own.attention[0, :, 0] > 0).sum(-1))
+    np.testing.assert_array_equal(visible, own.visible.sum(-1))
     for layer in range(3):
         window = visible[layer].max()
         assert (window < T) == (layer in LOCAL.get(family, ()))
-    assert path == BLOCKED.get(family, "fused")
     if family == "gpt_oss":
         np.testing.assert_allclose(sinks, torch.stack([x.self_attn.sinks for x in layers_of(model)]).detach())
     else:
@@ -190,7 +173,10 @@ def test_shifting_all_positions_changes_nothing(family):
     with Recorder(model, length=T, offsets=OFFSETS) as recorder:
         here = recorder.record(embed(model, IDS), POSITIONS)
         there = recorder.record(embed(model, IDS), POSITIONS + 50)
-    for name in ("logit", "sink_logit", "log_denominator_rest", "logit_sum_by_lag", "trajectory", "head_output"):
+    for name in (
+        "logit", "sink_logit", "log_denominator_rest", "steady_logit", "steady_log_sum", "attention_received",
+        "linear_r2_position", "trajectory", "head_output",
+    ):  # fmt: skip
         np.testing.assert_allclose(getattr(there, name), getattr(here, name), atol=1e-9)
     assert (there.trajectory_departure <= CLOSED["float64"]).all()
 
@@ -199,9 +185,8 @@ def test_shifting_all_positions_changes_nothing(family):
 def test_another_trajectory_from_some_depth_on(family):
     model = tiny.build(family, "float64")
     inputs, other = embed(model, IDS), embed(model, torch.tensor([[90]]))
-    with Recorder(model, length=1, offsets=(0,)) as recorder:
-        alone = recorder.record(other, POSITIONS[:, :1]).trajectory
     with Recorder(model, length=T, offsets=OFFSETS, probes=(0, 7)) as recorder:
+        alone = recorder.record(other.expand(1, T, -1), POSITIONS).trajectory  # whatever stands behind it
         baseline = recorder.record(inputs, POSITIONS)
         swapped = [recorder.record(inputs, POSITIONS, substitute=Substitute(other[0, 0], depth)) for depth in range(3)]
         replaced = recorder.record(torch.cat([other.expand(2, 1, -1), inputs[:, 1:]], 1), POSITIONS)
@@ -217,6 +202,7 @@ def test_another_trajectory_from_some_depth_on(family):
         expected = np.repeat(alone[:, depth:], 2, axis=0)
         np.testing.assert_allclose(found.trajectory[:, depth:], expected, rtol=1e-9, atol=1e-9)
         np.testing.assert_array_equal(found.residual_sample[:, :, 0], found.trajectory)
+        assert (found.residual_median[:, depth:] != baseline.residual_median[:, depth:]).any()
         np.testing.assert_allclose(found.residual_norm[..., 0], np.linalg.norm(found.trajectory, axis=-1), rtol=1e-12)
         assert (found.trajectory_departure <= CLOSED["float64"]).all()
     for name in replaced.__slots__:

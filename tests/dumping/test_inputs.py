@@ -44,8 +44,8 @@ def test_ordinary_tokens_leave_out_special_added_and_reserved_ones():
 
 
 def test_random_sequences():
-    seqs = random_sequences(tokenizer(), n=30, length=50, seed=4)
-    assert seqs.ids.shape == (30, 50)
+    seqs = random_sequences(tokenizer(), n=30, length=52, seed=4)
+    assert seqs.ids.shape == (30, 52)
     assert seqs.ids.dtype == np.int64
     assert (seqs.ids[:, 0] == 1).all()
     assert np.isin(seqs.ids[:, 1:], seqs.ordinary).all()
@@ -53,10 +53,10 @@ def test_random_sequences():
     assert seqs.documents == 30
     assert (seqs.bos, seqs.bos_id, seqs.bos_token, seqs.seed) == ("in ids", 1, "<bos>", 4)
     assert "BOS '<bos>' (1) in the ids" in repr(seqs)
-    again = random_sequences(tokenizer(), n=30, length=50, seed=4)
+    again = random_sequences(tokenizer(), n=30, length=52, seed=4)
     np.testing.assert_array_equal(seqs.ids, again.ids)
-    assert (random_sequences(tokenizer(), n=30, length=50, seed=5).ids != seqs.ids).any()
-    without = random_sequences(tokenizer(), n=30, length=50, seed=4, bos=False)
+    assert (random_sequences(tokenizer(), n=30, length=52, seed=5).ids != seqs.ids).any()
+    without = random_sequences(tokenizer(), n=30, length=52, seed=4, bos=False)
     assert (without.bos, without.bos_id) == ("none", None)
     assert not (without.ids == 1).any()
     np.testing.assert_array_equal(without.ids[:, 1:], seqs.ids[:, 1:])
@@ -64,11 +64,11 @@ def test_random_sequences():
 
 @pytest.mark.parametrize("draw", [random_sequences, repeat_sequences])
 def test_documents_that_are_drawn_are_labelled_by_seed_and_sort_as_they_were_drawn(draw):
-    one, other = (draw(tokenizer(), n=12, length=9, seed=seed).document.tolist() for seed in (0, 1))
+    one, other = (draw(tokenizer(), n=12, length=8, seed=seed).document.tolist() for seed in (0, 1))
     assert one == sorted(one)
     assert len(set(one) | set(other)) == 24
     # The same documents, with fewer of them or without BOS.
-    assert draw(tokenizer(), n=7, length=9, seed=0).document.tolist() == one[:7]
+    assert draw(tokenizer(), n=7, length=8, seed=0).document.tolist() == one[:7]
 
 
 def test_random_tokens_are_uniform_and_independent():
@@ -89,27 +89,27 @@ def test_bos_is_never_doubled_and_never_prepended_silently(prepends):
 
 
 def test_choice_of_bos():
-    by_name = random_sequences(tokenizer(), n=5, length=9, bos_token="<|im_start|>")
-    by_id = random_sequences(tokenizer(), n=5, length=9, bos_token=2)
+    by_name = random_sequences(tokenizer(), n=5, length=8, bos_token="<|im_start|>")
+    by_id = random_sequences(tokenizer(), n=5, length=8, bos_token=2)
     assert by_name.bos_id == by_id.bos_id == 2
     assert by_name.bos_token == by_id.bos_token == "<|im_start|>"
-    ordinary = random_sequences(tokenizer(), n=5, length=9, bos_token="w3")
+    ordinary = random_sequences(tokenizer(), n=5, length=8, bos_token="w3")
     assert ordinary.bos_id not in ordinary.ordinary
     for chosen in ("nothing", 1000, -1):
         with pytest.raises(InputError, match="bos_token"):
-            random_sequences(tokenizer(), n=5, length=9, bos_token=chosen)
+            random_sequences(tokenizer(), n=5, length=8, bos_token=chosen)
     with pytest.raises(InputError, match="bos=False"):
-        random_sequences(tokenizer(), n=5, length=9, bos_token=2, bos=False)
+        random_sequences(tokenizer(), n=5, length=8, bos_token=2, bos=False)
 
 
 def test_model_without_bos():
     with pytest.raises(InputError, match=r"no BOS token: choose one.*bos_token=.*<\|im_start\|>.*bos=False"):
-        random_sequences(tokenizer(bos=None), n=5, length=9)
+        random_sequences(tokenizer(bos=None), n=5, length=8)
     for spelling in ("--bos-token", "BOS_TOKEN=", "sequences.bos_token", "--no-bos"):
         with pytest.raises(InputError, match=spelling):
-            random_sequences(tokenizer(bos=None), n=5, length=9)
-    assert random_sequences(tokenizer(bos=None), n=5, length=9, bos=False).bos == "none"
-    assert random_sequences(tokenizer(bos=None), n=5, length=9, bos_token="<|im_start|>").bos_id == 2
+            random_sequences(tokenizer(bos=None), n=5, length=8)
+    assert random_sequences(tokenizer(bos=None), n=5, length=8, bos=False).bos == "none"
+    assert random_sequences(tokenizer(bos=None), n=5, length=8, bos_token="<|im_start|>").bos_id == 2
 
 
 def test_repeat_sequences():
@@ -122,10 +122,10 @@ def test_repeat_sequences():
         repeat_sequences(tokenizer(), n=41, length=12)
 
 
-@pytest.mark.parametrize("bad", [{"n": 0}, {"length": 2}, {"seed": -1}])
+@pytest.mark.parametrize("bad", [{"n": 0}, {"length": 0}, {"length": 10}, {"seed": -1}])
 def test_sizes_are_checked(bad):
     with pytest.raises(InputError):
-        random_sequences(tokenizer(), **{"n": 5, "length": 9, **bad})
+        random_sequences(tokenizer(), **{"n": 5, "length": 8, **bad})
 
 
 class TestText:
@@ -136,35 +136,35 @@ class TestText:
 
     def test_crops_come_from_their_document(self):
         tok, source = tokenizer(), {f"d{k}": text(40 + 7 * k, 3 * k) for k in range(8)}
-        seqs = text_sequences(tok, source, n=20, length=17, seed=1)
+        seqs = text_sequences(tok, source, n=20, length=16, seed=1)
         for label, row in zip(seqs.document, seqs.ids, strict=True):
             assert self.crop_of(tok, row[1:], source[label])
         assert sorted(np.unique(seqs.document, return_counts=True)[1]) == [2, 2, 2, 2, 3, 3, 3, 3]
-        again = text_sequences(tok, source, n=20, length=17, seed=1)
+        again = text_sequences(tok, source, n=20, length=16, seed=1)
         np.testing.assert_array_equal(again.ids, seqs.ids)
-        assert (text_sequences(tok, source, n=20, length=17, seed=2).ids != seqs.ids).any()
+        assert (text_sequences(tok, source, n=20, length=16, seed=2).ids != seqs.ids).any()
 
     def test_as_many_documents_as_possible(self):
         source = {f"d{k}": text(30, k) for k in range(30)}
-        assert text_sequences(tokenizer(), source, n=12, length=10).documents == 12
+        assert text_sequences(tokenizer(), source, n=12, length=12).documents == 12
 
     def test_short_texts_are_left_out_and_counted(self):
         source = {f"d{k}": text(30 if k % 2 else 5) for k in range(12)}
-        seqs = text_sequences(tokenizer(), source, n=6, length=11)
+        seqs = text_sequences(tokenizer(), source, n=6, length=12)
         assert all(int(label[1:]) % 2 for label in seqs.document)
-        assert "too short for 10 tokens and left out" in seqs.source
-        with pytest.raises(InputError, match=r"only 126 different crops of 10 tokens, 200 are wanted \(6 texts are"):
-            text_sequences(tokenizer(), source, n=200, length=11)
+        assert "too short for 11 tokens and left out" in seqs.source
+        with pytest.raises(InputError, match=r"only 120 different crops of 11 tokens, 200 are wanted \(6 texts are"):
+            text_sequences(tokenizer(), source, n=200, length=12)
 
     def test_no_crop_is_taken_twice(self):
-        source = {"a": text(12), "b": text(40), "c": text(11), "d": text(10), "e": text(10)}
-        seqs = text_sequences(tokenizer(), source, n=3 + 31 + 2 + 1 + 1, length=11, seed=3)
+        source = {"a": text(13), "b": text(41), "c": text(12), "d": text(11), "e": text(11)}
+        seqs = text_sequences(tokenizer(), source, n=3 + 31 + 2 + 1 + 1, length=12, seed=3)
         pairs = {(label, *row) for label, row in zip(seqs.document, seqs.ids.tolist(), strict=True)}
         assert len(pairs) == 38
 
     def test_special_tokens_in_a_text_are_plain_characters(self):
         source = {f"d{k}": text(20) + " <|im_start|> <bos> " + text(20) for k in range(5)}
-        seqs = text_sequences(tokenizer(), source, n=5, length=41)
+        seqs = text_sequences(tokenizer(), source, n=5, length=40)
         assert (seqs.ids[:, 0] == 1).all()
         assert not np.isin(seqs.ids[:, 1:], [1, 2]).any()
 
@@ -173,21 +173,21 @@ class TestText:
         for k in range(6):
             (tmp_path / ("sub" if k % 2 else ".") / f"{k}.txt").write_text(text(30, k))
         (tmp_path / ".hidden").write_text(text(30))
-        seqs = text_sequences(tokenizer(), tmp_path, n=6, length=10)
+        seqs = text_sequences(tokenizer(), tmp_path, n=6, length=12)
         assert sorted(seqs.document) == ["0.txt", "2.txt", "4.txt", "sub/1.txt", "sub/3.txt", "sub/5.txt"]
 
     def test_json_lines(self, tmp_path):
         file = tmp_path / "a.jsonl"
         lines = [{"text": text(30, k), "document": f"book {k % 5}"} for k in range(10)] + [{"text": text(30)}]
         file.write_text("\n".join(map(json.dumps, lines)) + "\n\n")
-        seqs = text_sequences(tokenizer(), file, n=40, length=10)
+        seqs = text_sequences(tokenizer(), file, n=40, length=12)
         assert set(seqs.document) == {"book 0", "book 1", "book 2", "book 3", "book 4", "11"}
 
     def test_text_file_is_one_document(self, tmp_path):
         file = tmp_path / "a.txt"
         file.write_text(text(60))
         with pytest.warns(FewDocumentsWarning, match="come from 1 document"):
-            seqs = text_sequences(tokenizer(), file, n=4, length=10)
+            seqs = text_sequences(tokenizer(), file, n=4, length=12)
         assert set(seqs.document) == {"a.txt"}
 
     def test_default_is_pythons_help(self):
@@ -207,13 +207,13 @@ class TestText:
     def test_unreadable_files(self, tmp_path, name, content, message):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(InputError, match=message):
-            text_sequences(tokenizer(), tmp_path / name, n=4, length=10)
+            text_sequences(tokenizer(), tmp_path / name, n=4, length=12)
 
     def test_missing_and_empty_folders(self, tmp_path):
         with pytest.raises(InputError, match="holds no file"):
-            text_sequences(tokenizer(), tmp_path, n=4, length=10)
+            text_sequences(tokenizer(), tmp_path, n=4, length=12)
         with pytest.raises(InputError, match="there is no file or folder"):
-            text_sequences(tokenizer(), tmp_path / "none", n=4, length=10)
+            text_sequences(tokenizer(), tmp_path / "none", n=4, length=12)
 
 
 class TestSequences:
@@ -282,12 +282,12 @@ class TestSequences:
         for k in range(5):
             Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9%d.txt" % k)).write_text(text(30, k))
         with pytest.raises(InputError, match=r"document 'caf\\udce9\d\.txt' contains what is no Unicode character"):
-            text_sequences(tokenizer(), tmp_path, n=5, length=10)
+            text_sequences(tokenizer(), tmp_path, n=5, length=12)
 
     def test_null_characters_at_the_end_of_labels_of_texts(self):
         source = {"a": text(30), "a\0": text(30, 3), "b": text(30), "c": text(30), "d": text(30)}
         with pytest.raises(InputError, match="contains a null character"):
-            text_sequences(tokenizer(), source, n=5, length=10)
+            text_sequences(tokenizer(), source, n=5, length=12)
 
 
 def test_tiny_tokenizer_fits_the_tiny_models():

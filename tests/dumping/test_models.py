@@ -18,7 +18,7 @@ from posstats.errors import InputError, ModelError
 from tests import tiny
 from tests.refused import refused
 
-IDS = torch.arange(3, 33)[None]
+IDS = torch.arange(3, 31)[None]
 
 
 def saved(model, folder):
@@ -63,8 +63,8 @@ def test_local_folder(folder):
 def test_dtypes(folder, dtype):
     model, _ = load_model(folder, dtype=dtype, device="cpu")
     assert model.dtype == getattr(torch, dtype)
-    with Recorder(model, length=30, offsets=(0, 1)) as recorder:
-        record = recorder.record(embed(model, IDS), torch.arange(30)[None])
+    with Recorder(model, length=28, offsets=(0, 1)) as recorder:
+        record = recorder.record(embed(model, IDS), torch.arange(28)[None])
     assert record.logit.dtype == (np.float64 if dtype == "float64" else np.float32)
 
 
@@ -74,7 +74,7 @@ def test_nothing_is_rounded_to_float32_in_a_float64_model(folder):
     with torch.no_grad():
         seen = []
         double.model.rotary_emb.register_forward_hook(lambda *call: seen.append(call[-1][0]))
-        double.model(IDS, position_ids=torch.arange(71, 101)[None])
+        double.model(IDS, position_ids=torch.arange(73, 101)[None])
     found, exact = seen[0][0, -1, :6], torch.cos(100 * double.model.rotary_emb.inv_freq.double())
     torch.testing.assert_close(found, exact, rtol=0, atol=1e-15)
     assert (angles[0, 0, :6].double() - exact).abs().max() > 1e-9
@@ -298,7 +298,7 @@ class TestVariants:
         facts = model_facts(model, tokenizer)
         assert facts["model_variant"] == "sliding_window=5"
         assert facts["inference_time_window"] == 5
-        with Recorder(model, length=30, offsets=(0, 1)) as recorder:
+        with Recorder(model, length=28, offsets=(0, 1)) as recorder:
             assert recorder.visible_keys.max() == 5
 
     def test_a_window_that_narrows_no_layer(self, tmp_path):
@@ -319,10 +319,10 @@ class TestVariants:
         model = tiny.build(family)
         if window is not None:
             narrow_window(model, window)
-        with Recorder(model, length=30, offsets=(0,)) as recorder:
-            recorder.record(embed(model, IDS), torch.arange(30)[None])
+        with Recorder(model, length=28, offsets=(0,)) as recorder:
+            recorder.record(embed(model, IDS), torch.arange(28)[None])
             visible = recorder.visible_keys
-        assert keys_of_late_queries(model.config, 30, window) == visible[:, 15:].min()
+        assert keys_of_late_queries(model.config, 28, window) == visible[:, 14:].min()
 
 
 class TestGGUF:

@@ -63,7 +63,7 @@ RIGHT = {
 MODEL = "model must be a model of transformers, as posstats.load_model returns"
 TOKENIZER = "tokenizer must be a tokenizer of transformers, as posstats.load_model returns"
 PATH = "path must be a path, as text or pathlib.Path"
-IDS_ARE = "token ids must be a non-empty array of integers >= 0 with dims (sequence, query)"
+IDS_ARE = "token ids must be a non-empty array of integers >= 0 with dims (sequence, token)"
 
 CASES = [
     ("dump", "model", None, MODEL),
@@ -110,7 +110,7 @@ CASES = [
     ("dump", "conditions", ["shift=" + "9" * 5000], "whole numbers of at most 9 digits"),
     ("dump", "offsets", [], "at least one offset must be recorded, such as 0"),
     ("dump", "offsets", [0, 0], "each offset can be given once, not 0, 0"),
-    ("dump", "offsets", [LENGTH], "offset must be a whole number from 0 to 7, not 8"),
+    ("dump", "offsets", [LENGTH // 2], "offset must be a whole number from 0 to 3, not 4"),
     ("dump", "offsets", [-1], "offset must be a whole number from 0 to 2147483647, not -1"),
     ("dump", "offsets", [0.5], "offset must be a whole number from 0"),
     ("dump", "offsets", [True], "offset must be a whole number from 0"),
@@ -145,7 +145,7 @@ CASES = [
     ("random_sequences", "n", True, "n must be a whole number of at least 1, not True"),
     ("random_sequences", "n", 10**15, "tokens do not fit into the memory: at most"),
     ("random_sequences", "length", "64", "length must be a whole number of at least 0, not '64'"),
-    ("random_sequences", "length", 2, "length must be at least 3 tokens, the BOS counted, not 2"),
+    ("random_sequences", "length", 2, "the length must be a multiple of 4 tokens"),
     ("random_sequences", "length", 2**70, "tokens do not fit into the memory"),
     ("random_sequences", "bos", None, "bos must be True or False, not None"),
     ("random_sequences", "bos_token", 1.5, "bos_token, where it is no text, must be a whole number from 0 to 96"),
@@ -182,7 +182,7 @@ CASES = [
     ("Sequences", "bos_id", 1.5, "bos_id must be a whole number of at least 0, not 1.5"),
     ("Sequences", "bos_id", "<bos>", "bos_id must be a whole number of at least 0"),
     ("Sequences", "bos_token", None, "bos_token must be text, not None"),
-    ("Sequences", "ordinary", [3, 3, 4], "ordinary must be different integers >= 0 with dims (token,)"),
+    ("Sequences", "ordinary", [3, 3, 4], "ordinary must be different integers >= 0 in one dimension"),
     ("Sequences", "ordinary", [3.5], "ordinary must be different integers >= 0"),
     ("Sequences", "seed", -1, "seed must be a whole number from 0"),
     ("load_model", "name", None, "name must be a path, as text or pathlib.Path, not None"),

@@ -125,9 +125,18 @@ class TestContent:
             }  # fmt: skip
             for name in ("model", "weights_sha256", "dtype", "tokenizer", "rope_parameters", "inverse_frequencies",
                          "torch_version", "transformers_version", "posstats_version", "schema_version", "sequences",
-                         "attention_path"):  # fmt: skip
+                         "length", "reference_queries", "received_queries"):  # fmt: skip
                 assert name in ds.attrs
             assert ds.logit.dtype == np.float32
+            assert ds.logit_total.dtype == np.float64
+            assert {name: ds.sizes[name] for name in ("token", "query", "key", "lag")} == {
+                "token": T, "query": T // 2, "key": T // 2, "lag": T // 2,
+            }  # fmt: skip
+            assert ds.attrs["length"] == T
+            assert ds.attrs["reference_queries"].tolist() == list(range(15, T))
+            assert ds.attrs["received_queries"].tolist() == list(range(5, T))
+            seal = ds.logit.sum("query", dtype=float).transpose(*ds.logit_total.dims)
+            np.testing.assert_allclose(ds.logit_total, seal, rtol=1e-13, atol=1e-12)
 
     def test_values_are_the_recorders(self, whole, model, seqs):
         with open_dump(whole) as ds, Recorder(model, length=T, offsets=(0, 1, 4)) as recorder:
@@ -137,7 +146,7 @@ class TestContent:
                 for name in set(record.__slots__) - {"residual_sample"}:
                     np.testing.assert_array_equal(ds[name][number, 4:6].values, getattr(record, name), err_msg=name)
                 np.testing.assert_array_equal(ds.token_id[number].values, feed.token_id)
-            np.testing.assert_array_equal(ds.visible_keys.values, recorder.visible_keys)
+            np.testing.assert_array_equal(ds.visible_keys.values, recorder.visible_keys[:, : T // 2])
             assert np.isneginf(ds.learned_sink.values).all()
             assert ds.layer_window.values.tolist() == [0, 0, 0]
             assert ds.layer_rotary.values.tolist() == [1, 1, 1]
@@ -150,10 +159,10 @@ class TestContent:
     def test_replaced_tokens_are_recorded(self, whole, seqs):
         with open_dump(whole) as ds:
             ids = ds.token_id.load()
-        assert (ids.sel(condition="bos=mean", query=0) == -1).all()
+        assert (ids.sel(condition="bos=mean", token=0) == -1).all()
         moved = ids.sel(condition="bos@3")
-        assert (moved.sel(query=3) == seqs.bos_id).all()
-        assert len(set(moved.sel(query=0).values)) == N
+        assert (moved.sel(token=3) == seqs.bos_id).all()
+        assert len(set(moved.sel(token=0).values)) == N
 
     def test_probes_window_and_learned_sink(self, seqs, target):
         model = tiny.build("gpt_oss")
@@ -162,11 +171,11 @@ class TestContent:
             assert ds.probe.values.tolist() == [1, 5]
             np.testing.assert_allclose(
                 np.linalg.norm(ds.residual_sample.values, axis=-1),
-                ds.residual_norm.sel(query=[1, 5]).values,
+                ds.residual_norm.sel(token=[1, 5]).values,
                 rtol=1e-5,
             )
             assert np.isfinite(ds.learned_sink.values).all()
-            assert ds.visible_keys.max("query").values.tolist() == [10, T, 10]
+            assert ds.visible_keys.max("query").values.tolist() == [10, 10, 10]  # of the analysed queries
             assert ds.layer_window.values.tolist() == [10, 0, 10]
 
     def test_layers_as_they_show_themselves(self, seqs, target):
@@ -198,8 +207,8 @@ class TestContent:
             assert ds.logit.dtype == ds.trajectory.dtype == ds.learned_sink.dtype == np.float64
             ds.load()
         baseline, shifted = ds.sel(condition="baseline"), ds.sel(condition="shift=64")
-        for name in ("logit", "sink_logit", "log_denominator_rest", "logit_sum_by_lag", "trajectory", "head_output",
-                     "sink_value_norm", "value_norm"):  # fmt: skip
+        for name in ("logit", "sink_logit", "log_denominator_rest", "steady_logit", "steady_log_sum",
+                     "attention_received", "trajectory", "head_output", "sink_value_norm", "value_norm"):  # fmt: skip
             np.testing.assert_allclose(shifted[name], baseline[name], rtol=0, atol=1e-9)
         assert (ds.trajectory_departure < 1e-9).all()
         norms = ds.residual_norm.sel(condition="repeat").values
@@ -757,7 +766,7 @@ class TestChecksBeforeTheWork:
     @pytest.mark.parametrize(
         ("change", "error", "message"),
         [
-            ({"offsets": (0, T)}, InputError, "offset must be a whole number from 0 to 19, not 20"),
+            ({"offsets": (0, T // 2)}, InputError, "offset must be a whole number from 0 to 9, not 10"),
             ({"offsets": (-1,)}, InputError, "offset must be a whole number from 0 to .*, not -1"),
             ({"offsets": ()}, InputError, "at least one offset"),
             ({"offsets": (1, 1)}, InputError, "once"),
@@ -787,9 +796,11 @@ class TestChecksBeforeTheWork:
             dump(model, random_sequences(tok, n=5, length=200), target)
         with pytest.raises(DesignError, match="at least 5 are needed"):
             dump(model, random_sequences(tok, n=4, length=T), target)
+        with pytest.raises(InputError, match=r"the length must be a multiple of 4 tokens, .* not 18"):
+            dump(model, Sequences(np.full((5, 18), 7), np.arange(5), "mine"), target)
         ids = random_sequences(tok, n=6, length=T).ids
         with pytest.raises(DesignError, match=r"come from 2 document\(s\)"):
             dump(model, Sequences(ids, list("aabbab"), "mine"), target)
         with pytest.raises(InputError, match="token id 97"):
-            dump(model, Sequences(np.full((5, T), 97), np.arange(5), "mine"), target)
+            dump(model, Sequences(np.full((5, T), 97), np.arange(5), "mine"), target, offsets=(0,))
         assert not target.parent.exists()

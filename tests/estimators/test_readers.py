@@ -69,7 +69,7 @@ class TestDisplacement:
         total = one.products().sum(axis=(1, 2)) / (24 * 23)
         np.testing.assert_allclose(total, one.at(np.ones((1, 24)))[0], rtol=1e-9)
 
-    def test_noise_contributes_nothing(self, monkeypatch):
+    def test_noise_contributes_nothing(self):
         """Independent noise on both sides: the mean over many heads is 0 within its error."""
         ds = position0.synthetic(n=16, length=72, layers=1, heads=60)
         rng = np.random.default_rng(1)

@@ -109,7 +109,7 @@ def test_the_document_states_the_defaults():
         ("[dumps.one]\nsauce = 'text'", r"\[dumps.one\] has no key 'sauce'; its keys are source, text, conditions"),
         ("[dumps.one]\n[sequences]\nN = 3", r"\[sequences\] has no key 'N'; its keys are n, length"),
         ("[dumps.one]\n[sequences]\nn = 4", r"\[sequences\]: n = 4 sequences .* at least 5 are needed"),
-        ("[dumps.one]\n[sequences]\nlength = 2", r"\[sequences\]: length must be at least 3 tokens, the BOS counted"),
+        ("[dumps.one]\n[sequences]\nlength = 2", r"\[sequences\]: the length must be a multiple of 4 tokens"),
         ("[dumps.one]\n[record]\nconditions = ['basline']", r"\[record\]: there is no condition .*mean baseline\?"),
         ("[dumps.one]\nconditions = ['repeat', 'repeat']", r"\[dumps.one\]: .* given twice: repeat"),
         ("[dumps.one]\n[record]\nseed = -1", r"\[record\]: seed must be a whole number from 0"),
@@ -157,10 +157,10 @@ def test_a_whole_number_will_do_for_a_number(written):
 
 
 def test_a_profile_merges_key_by_key(written):
-    text = "[sequences]\nn = 30\nlength = 99\n[dumps.a]\n"
+    text = "[sequences]\nn = 30\nlength = 100\n[dumps.a]\n"
     text += "[profile.p.sequences]\nn = 7\n[profile.p.dumps.b]\nsource = 'text'"
     config = written(text, profile="p")
-    assert (config.sequences.n, config.sequences.length) == (7, 99)
+    assert (config.sequences.n, config.sequences.length) == (7, 100)
     assert {name: entry.source for name, entry in config.dumps.items()} == {"a": "random", "b": "text"}
     assert set(written(text).dumps) == {"a"}
 

@@ -84,7 +84,7 @@ def test_one_fraction_spelled_twice_is_given_twice():
 
 
 def test_half_an_offset_is_none():
-    with pytest.raises(InputError, match=r"offset must be a whole number from 0 to 7, not 1\.5"):
+    with pytest.raises(InputError, match=r"offset must be a whole number from 0 to 3, not 1\.5"):
         check_positions("offset", (0, 1.5), length=8)
 
 

@@ -47,7 +47,7 @@ def fed_tokens(condition: Condition, sequences: Sequences, *, seed: int = 0) -> 
 
     Returns
     -------
-    ndarray of int64, shape (sequence, query)
+    ndarray of int64, shape (sequence, token)
         Ids, -1 where a vector is fed that is no token's embedding.
 
     Raises
@@ -148,7 +148,7 @@ class Feed:
 
     Attributes
     ----------
-    token_id : ndarray of int64, shape (sequence, query)
+    token_id : ndarray of int64, shape (sequence, token)
         What is fed; -1 where it is the replacement.
     replacement : Tensor of shape (sequence, hidden) or None
         What stands at position 0 in place of an embedding, in the units of the embedding module's output.
@@ -178,9 +178,9 @@ class Feed:
 
         Returns
         -------
-        inputs_embeds : Tensor of shape (sequence, query, hidden)
+        inputs_embeds : Tensor of shape (sequence, token, hidden)
             Output of the embedding module, position 0 replaced where the condition says so.
-        position_ids : Tensor of int64, shape (sequence, query)
+        position_ids : Tensor of int64, shape (sequence, token)
             Position ids.
         """
         ids = torch.as_tensor(np.maximum(self.token_id[rows], 0), device=model.device)

@@ -20,7 +20,7 @@ from posstats.dumping.inputs.labels import check_text, document_labels
 from posstats.dumping.inputs.tokens import check_tokenizer, choose_bos, ordinary_beside, ordinary_tokens
 from posstats.errors import FewDocumentsWarning, InputError
 from posstats.execution.machine import free_memory
-from posstats.vocabulary import DEFAULT_LENGTH, DEFAULT_SEQUENCES, MINIMUM_DOCUMENTS
+from posstats.vocabulary import DEFAULT_LENGTH, DEFAULT_SEQUENCES, MINIMUM_DOCUMENTS, analysed_half
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -35,7 +35,7 @@ class Sequences:
 
     Parameters
     ----------
-    ids : ndarray of int64, shape (sequence, query)
+    ids : ndarray of int64, shape (sequence, token)
         Token ids, exactly as they will be fed.
     document : ndarray, shape (sequence,)
         Label of the document of each sequence, the resampling unit of every interval: all strings or all integers.
@@ -45,7 +45,7 @@ class Sequences:
         Id of the BOS token where one stands at position 0 of every sequence; None where there is none.
     bos_token : str
         Its spelling; empty where there is none.
-    ordinary : ndarray of int64, shape (token,)
+    ordinary : ndarray of int64, one-dimensional
         Ids of the ordinary tokens of the vocabulary: no special, added or reserved one. The conditions ``bos=none``
         and ``bos@P`` draw from them.
     seed : int or None
@@ -74,9 +74,9 @@ class Sequences:
 
     def __post_init__(self) -> None:
         ids = _token_ids(
-            "token ids must be a non-empty array of integers >= 0 with dims (sequence, query)", self.ids, 2
+            "token ids must be a non-empty array of integers >= 0 with dims (sequence, token)", self.ids, 2
         )
-        ordinary = _token_ids("ordinary must be different integers >= 0 with dims (token,)", self.ordinary, 1)
+        ordinary = _token_ids("ordinary must be different integers >= 0 in one dimension", self.ordinary, 1)
         document = document_labels(self.document, len(ids))
         check_text("source", self.source)
         check_text("bos_token", self.bos_token)
@@ -136,12 +136,11 @@ def _check_design(tokenizer: Any, n: Any, length: Any, bos: Any = False) -> tupl
     """What every generator of sequences is given."""
     check_tokenizer(tokenizer)
     n, length, bos = whole_number("n", n, 1), whole_number("length", length), flag("bos", bos)
-    if length < 2 + bos:
-        raise InputError(f"length must be at least {2 + bos} tokens{', the BOS counted' if bos else ''}, not {length}")
     if (free := free_memory()) < 8 * n * length:
         raise InputError(
             f"{shown(n)} sequences of {shown(length)} tokens do not fit into the memory: at most {free // 8} tokens do"
         )
+    analysed_half(length)
     return n, length, bos
 
 
@@ -181,7 +180,7 @@ def random_sequences(
     n : int
         Number of sequences.
     length : int
-        Tokens per sequence, the BOS counted.
+        Tokens per sequence, the BOS counted: a multiple of 4.
     bos : bool
         Whether a BOS token stands at position 0.
     bos_token : str or int, optional
@@ -233,7 +232,7 @@ def repeat_sequences(
     n : int
         Number of sequences, at most the number of ordinary tokens.
     length : int
-        Tokens per sequence.
+        Tokens per sequence: a multiple of 4.
     seed : int
         Seed of the draw.
 
@@ -292,7 +291,7 @@ def text_sequences(
     n : int
         Number of sequences.
     length : int
-        Tokens per sequence, the BOS counted.
+        Tokens per sequence, the BOS counted: a multiple of 4.
     bos : bool
         Whether a BOS token stands at position 0.
     bos_token : str or int, optional

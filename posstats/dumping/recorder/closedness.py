@@ -25,9 +25,9 @@ def closedness(model: Any, inputs_embeds: torch.Tensor, position_ids: torch.Tens
     model : transformers.PreTrainedModel
         A decoder, which computes its attention as it always does.
     inputs_embeds : torch.Tensor
-        (batch, query, hidden): embeddings in the units of the embedding module's own output.
+        (batch, token, hidden): embeddings in the units of the embedding module's own output.
     position_ids : torch.Tensor, optional
-        (batch, query) or (1, query): consecutive integers; from 0 by default.
+        (batch, token) or (1, token): consecutive integers; from 0 by default.
 
     Returns
     -------

@@ -7,10 +7,11 @@ import numpy as np
 import torch
 from torch.nn.functional import pad
 
+from posstats.dumping.recorder.median import magnitude_median
 from posstats.dumping.recorder.statistics import AttentionStatistics
 from posstats.errors import ModelError, NumericalError
 
-_KEPT = tuple(f.name for f in fields(AttentionStatistics) if f.name not in ("output", "head_output"))
+_KEPT = tuple(f.name for f in fields(AttentionStatistics) if f.name not in ("output", "finite", "head_output"))
 
 #: Number formats with a larger range than the one in use.
 _WIDER = {
@@ -24,6 +25,8 @@ _WIDER = {
 class ForwardRecord:
     """What one forward pass left behind, as numpy arrays: float64 for a float64 model, float32 otherwise.
 
+    T tokens were fed; analysed are the queries of the first half, i < T/2, and as many keys and lags.
+
     Attributes
     ----------
     logit : np.ndarray
@@ -32,10 +35,19 @@ class ForwardRecord:
     sink_logit : np.ndarray
         (batch, layer, head, query), nats: s[i, 0]; NaN where position 0 is not visible.
     log_denominator_rest : np.ndarray
-        (batch, layer, head, query), nats: log of the softmax denominator over keys j >= 1 and the learned sink;
-        -inf where there are none.
-    logit_sum_by_lag : np.ndarray
-        (batch, layer, head, lag), nats: sum over queries of s[i, i-lag] over visible keys j >= 1.
+        (batch, layer, head, query), nats: log of the sum over visible keys j >= 1 of exp s[i, j]; -inf where there is
+        none. A learned sink is not part of it.
+    logit_total : np.ndarray
+        float64, (batch, layer, head, offset), nats: sum of `logit` over the queries, NaN left out.
+    steady_logit, steady_log_sum : np.ndarray
+        (batch, layer, head, lag), nats: means over the reference queries r of s[r, r-lag] and of
+        log(sum over d <= lag of exp s[r, r-d]), over those that see the key at that lag; NaN where none does.
+    attention_received : np.ndarray
+        (batch, layer, head, key): mean of A[i, j] over the sampled queries i >= j + 16 that see key j; NaN where none
+        does.
+    linear_r2_offset, linear_r2_position : np.ndarray
+        (batch, layer, head): R-squared of s[i, j] regressed on (1, i-j), and on (1, i, j), over all visible pairs of
+        the whole sequence, key 0 included; NaN where the logits or the offsets do not vary.
     sink_output_fraction : np.ndarray
         (batch, layer, head): mean over queries i >= 16 of |A[i,0] v[0]| / (|A[i,0] v[0]| + |sum over j >= 1 of
         A[i,j] v[j]|), Euclidean norms of the two parts of the head's output before the output projection.
@@ -55,7 +67,9 @@ class ForwardRecord:
         (batch, depth): ||full - alone|| / ||alone||, `full` the trajectory and `alone` that of the same input, and
         substitute, in a sequence of length 1.
     residual_norm : np.ndarray
-        (batch, depth, query): Euclidean norm of the residual stream.
+        (batch, depth, token): Euclidean norm of the residual stream.
+    residual_median : np.ndarray
+        (batch, depth): median over tokens and channels of the magnitude of the residual stream.
     residual_sample : np.ndarray or None
         (batch, depth, probe, hidden): residual stream at the probe positions, None without probes.
     """
@@ -63,7 +77,12 @@ class ForwardRecord:
     logit: np.ndarray
     sink_logit: np.ndarray
     log_denominator_rest: np.ndarray
-    logit_sum_by_lag: np.ndarray
+    logit_total: np.ndarray
+    steady_logit: np.ndarray
+    steady_log_sum: np.ndarray
+    attention_received: np.ndarray
+    linear_r2_offset: np.ndarray
+    linear_r2_position: np.ndarray
     sink_output_fraction: np.ndarray
     sink_value_norm: np.ndarray
     value_norm: np.ndarray
@@ -73,6 +92,7 @@ class ForwardRecord:
     trajectory: np.ndarray
     trajectory_departure: np.ndarray
     residual_norm: np.ndarray
+    residual_median: np.ndarray
     residual_sample: np.ndarray | None
 
 
@@ -121,7 +141,7 @@ class Pass:
     Parameters
     ----------
     inputs_embeds : torch.Tensor
-        (batch, query, hidden): what is fed.
+        (batch, token, hidden): what is fed.
     n_layers : int
         Number of blocks.
     probes : sequence of int
@@ -150,10 +170,11 @@ class Pass:
         def empty(*shape: int) -> torch.Tensor:
             return torch.empty((self.batch, *shape), dtype=self.dtype, device=inputs_embeds.device)
 
-        self.trajectory, self.norm = empty(depths, hidden), empty(depths, self.length)
+        self.trajectory, self.norm, self.median = empty(depths, hidden), empty(depths, self.length), empty(depths)
         self.sample = empty(depths, len(probes), hidden) if probes else None
         self.probes = torch.tensor(probes, device=inputs_embeds.device)
         self.attention: dict[str, torch.Tensor] = {}
+        self.finite: list[torch.Tensor] = []
         self.head_output: list[torch.Tensor] = []
 
     def keep(self, statistics: AttentionStatistics) -> None:
@@ -162,19 +183,22 @@ class Pass:
             value = getattr(statistics, name)
             if self.layer == 0:
                 shape = (self.batch, self.n_layers, *value.shape[1:])
-                self.attention[name] = torch.empty(shape, dtype=self.dtype, device=value.device)
+                self.attention[name] = value.new_empty(shape)
             self.attention[name][:, self.layer] = value
-        self.head_output.append(statistics.head_output.to(self.dtype))
+        self.finite.append(statistics.finite)
+        self.head_output.append(statistics.head_output)
         self.layer += 1
 
     def keep_residual(self, depth: int, stream: torch.Tensor) -> None:
         """Store the residual stream as it stands at one depth."""
         if stream.shape != (self.batch, self.length, self.trajectory.shape[-1]):
             raise ModelError(
-                f"block {depth} passes on {tuple(stream.shape)}, not one (batch, query, hidden) residual stream"
+                f"block {depth} passes on {tuple(stream.shape)}, not one (batch, token, hidden) residual stream"
             )
         self.trajectory[:, depth] = stream[:, 0]
         torch.linalg.vector_norm(stream, dim=-1, dtype=self.dtype, out=self.norm[:, depth])
+        if self.length > 1:  # not of what runs alone
+            self.median[:, depth] = magnitude_median(stream)
         if self.sample is not None:
             self.sample[:, depth] = stream[:, self.probes]
 
@@ -206,16 +230,13 @@ class Pass:
             trajectory=self.trajectory.cpu().numpy(),
             trajectory_departure=departure(self.trajectory, alone).cpu().numpy(),
             residual_norm=self.norm.cpu().numpy(),
+            residual_median=self.median.cpu().numpy(),
             residual_sample=None if self.sample is None else self.sample.cpu().numpy(),
         )
 
     def _check_finite(self) -> None:
-        # A bad value anywhere reaches the norm of its position and the denominators of its queries: no need to look at
-        # every number. The first query alone has no ordinary key, hence its denominator of -inf.
+        # A bad value anywhere reaches the norm of its position and the sums over all logits.
         streams = self.norm.isfinite().all(-1).all(0)
-        denominators = self.attention["log_denominator_rest"][..., 1:]
-        logits = (denominators < torch.inf).all(-1).all(-1).all(0)
-        lags = self.attention["logit_sum_by_lag"].isfinite().all(-1).all(-1).all(0)
         wider = _WIDER.get(self.fed)
         advice = "check the weights, which may hold such values, and the inputs" + (
             f", or try {wider}" if wider else ""
@@ -224,7 +245,7 @@ class Pass:
             if not streams[layer]:
                 place = "the embeddings" if layer == 0 else f"the residual stream after layer {layer - 1}"
                 raise NumericalError(f"{place} hold values that are not finite: {advice}")
-            if not (logits[layer] and lags[layer]):
+            if not self.finite[layer]:
                 raise NumericalError(f"the attention logits of layer {layer} are not finite: {advice}")
         if not streams[-1]:
             raise NumericalError(f"the residual stream after the last layer holds values that are not finite: {advice}")

@@ -8,7 +8,7 @@ import torch
 
 from posstats.dumping.recorder.forward import Pass
 from posstats.dumping.recorder.recorder import Recorder
-from posstats.dumping.recorder.statistics import AttentionInputs, AttentionStatistics
+from posstats.dumping.recorder.statistics import AttentionInputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,16 +31,16 @@ class _Watcher(Recorder):
     """Sees whether the queries of a layer depend on the position when nothing else does."""
 
     def __init__(self, model: Any) -> None:
-        super().__init__(model, length=1, offsets=(0,))
+        super().__init__(model, length=4, offsets=(0,))
         self.rotary: list[bool] = []
         self.channels: list[int] = []
 
-    def _compute(self, inputs: AttentionInputs) -> tuple[AttentionStatistics, str]:
+    def _attend(self, module: torch.nn.Module, inputs: AttentionInputs) -> torch.Tensor:
         near, far = inputs.query.double().chunk(2)
         change = (far - near).norm(dim=-1) / near.norm(dim=-1).clamp_min(torch.finfo(torch.float64).tiny)
         self.rotary.append(bool(change.max() > 1e-2))
         self.channels.append(inputs.value.shape[-1])
-        return super()._compute(inputs)
+        return super()._attend(module, inputs)
 
 
 def watch_layers(model: Any) -> WatchedLayers:

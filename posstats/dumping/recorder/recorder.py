@@ -5,7 +5,6 @@ the values, the scaling and the mask of every layer. The recorder registers such
 patched and no query-by-key matrix is kept.
 """
 
-import logging
 from collections.abc import Sequence
 from contextlib import ExitStack
 from contextvars import ContextVar
@@ -16,10 +15,11 @@ import numpy as np
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from posstats.dataset.conditions import check_positions
 from posstats.dumping.recorder.forward import ForwardRecord, Pass, Substitute
-from posstats.dumping.recorder.fused import fused_statistics, obstacle
+from posstats.dumping.recorder.gathered import Wanted
 from posstats.dumping.recorder.masks import compact_mask, visible_start
-from posstats.dumping.recorder.statistics import AttentionInputs, AttentionStatistics, blocked_statistics
+from posstats.dumping.recorder.statistics import AttentionInputs, layer_statistics, single_output
 from posstats.dumping.recorder.structure import (
     attention_window,
     check_attention,
@@ -29,8 +29,6 @@ from posstats.dumping.recorder.structure import (
 )
 from posstats.errors import InputError, ModelError
 
-logger = logging.getLogger(__name__)
-
 _NAME = "posstats"
 #: Keywords with which models call their attention and that say nothing beyond the mask for whole, unpadded sequences.
 _IGNORED = frozenset(
@@ -38,7 +36,6 @@ _IGNORED = frozenset(
      "output_attentions", "output_hidden_states", "output_router_logits", "num_items_in_batch", "logits_to_keep",
      "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "deterministic")
 )  # fmt: skip
-PATHS = ("auto", "fused", "blocked")
 
 
 class Recorder:
@@ -52,41 +49,30 @@ class Recorder:
     model : transformers.PreTrainedModel
         A rotary decoder (see :func:`posstats.load_model`).
     length : int
-        Number of tokens of every sequence that will be recorded.
+        Number of tokens of every sequence that will be recorded, a multiple of 4.
     offsets : sequence of int
-        Distances from query to key at which logits are recorded, 0 .. length-1.
+        Distances from query to key at which logits are recorded, 0 .. length/2 - 1.
     probes : sequence of int
         Positions at which the whole residual stream is kept.
-    path : {"auto", "fused", "blocked"}
-        How layers are computed: fused attention kernels where the layer allows them (auto), fused or an error, or plain
-        tensor operations everywhere. The result is the same to rounding.
 
     Raises
     ------
     InputError
-        For offsets, probes or a path that do not exist.
+        For a length that is not a multiple of 4, and offsets or probes that do not exist.
     ModelError
         If the model cannot be recorded exactly: the message names the reason.
     """
 
-    def __init__(
-        self, model: Any, *, length: int, offsets: Sequence[int], probes: Sequence[int] = (), path: str = "auto"
-    ) -> None:
-        for name, values in (("offset", offsets), ("probe", probes)):
-            for value in values:
-                if not 0 <= value < length:
-                    raise InputError(f"{name} {value} is outside 0 .. {length - 1}, the positions of a sequence")
+    def __init__(self, model: Any, *, length: int, offsets: Sequence[int], probes: Sequence[int] = ()) -> None:
+        for name, positions in (("offset", offsets), ("probe", probes)):
+            check_positions(name, positions, length)
         if not offsets:
             raise InputError("at least one offset must be recorded")
-        if path not in PATHS:
-            raise InputError(f"path must be one of {', '.join(PATHS)}, not {path!r}")
-        self.model, self.length = model, length
-        self.offsets, self.probes = tuple(offsets), tuple(probes)
-        self._requested_path = path
+        self._wanted = Wanted(length, tuple(offsets))
+        self.model, self.length, self.probes = model, length, tuple(probes)
         self._decoder = decoder_of(model)
         self._layers = layers_of(model)
         self._window = attention_window(model)
-        self._paths: dict[int, str] = {}
         self._first: dict[int, torch.Tensor] = {}
         self._learned_sink: dict[int, torch.Tensor | None] = {}
         self._heads: int | None = None
@@ -120,7 +106,7 @@ class Recorder:
 
     @property
     def visible_keys(self) -> np.ndarray:
-        """How many keys the model's own masks show: int32, (layer, query)."""
+        """How many keys the model's own masks show to every token: int32, (layer, token)."""
         self._observe()
         query = torch.arange(self.length)
         first = torch.stack([self._first[layer].cpu() for layer in range(len(self._layers))])
@@ -135,17 +121,6 @@ class Recorder:
             if sink is not None:
                 found[layer] = sink.detach().double().cpu().numpy()
         return found
-
-    @property
-    def path(self) -> str:
-        """How the layers were computed, with the reason where it was not the fused path."""
-        self._observe()
-        runs: dict[str, list[int]] = {}
-        for layer, path in sorted(self._paths.items()):
-            runs.setdefault(path, []).append(layer)
-        if len(runs) == 1:
-            return next(iter(runs))
-        return "; ".join(f"layers {', '.join(map(str, layers))}: {path}" for path, layers in runs.items())
 
     def record(
         self,
@@ -162,9 +137,9 @@ class Recorder:
         Parameters
         ----------
         inputs_embeds : torch.Tensor
-            (batch, query, hidden): embeddings in the units of the embedding module's own output.
+            (batch, token, hidden): embeddings in the units of the embedding module's own output.
         position_ids : torch.Tensor
-            (batch, query) or (1, query): consecutive integers.
+            (batch, token) or (1, token): consecutive integers.
         anchor : int, optional
             Position, 1 .. length-1, of a token the attention on which is recorded.
         substitute : Substitute, optional
@@ -271,7 +246,7 @@ class Recorder:
             raise ModelError(f"{type(module).__name__} calls its attention more often than the model has layers")
         if current.length != self.length:  # position 0 alone
             current.layer += 1
-            return blocked_statistics(inputs, ()).output
+            return single_output(inputs)
         layer = current.layer
         if layer in self._first and not torch.equal(self._first[layer], inputs.first):
             raise ModelError(f"the mask of layer {layer} changes from one forward pass to the next")
@@ -280,23 +255,9 @@ class Recorder:
             raise ModelError(f"layer {layer} has {heads} heads, the layers before it {self._heads}")
         self._heads = heads
         self._first[layer], self._learned_sink[layer] = inputs.first, inputs.learned_sink
-        statistics, path = self._compute(inputs)
-        if self._paths.get(layer) != path:
-            self._paths[layer] = path
-            logger.debug("layer %d: %s", layer, path)
+        statistics = layer_statistics(inputs, self._wanted, current.anchor)
         current.keep(statistics)
         return statistics.output
-
-    def _compute(self, inputs: AttentionInputs) -> tuple[AttentionStatistics, str]:
-        anchor = None if self._pass is None else self._pass.anchor
-        if self._requested_path == "blocked":
-            return blocked_statistics(inputs, self.offsets, anchor), "blocked"
-        reason = obstacle(inputs)
-        if reason is None:
-            return fused_statistics(inputs, self.offsets, anchor), "fused"
-        if self._requested_path == "fused":
-            raise ModelError(f"a layer cannot be recorded by fused kernels: {reason}")
-        return blocked_statistics(inputs, self.offsets, anchor), f"blocked ({reason})"
 
 
 def _distinct(inputs: torch.Tensor, position: torch.Tensor) -> tuple[list[int], list[int]]:
@@ -333,7 +294,7 @@ def _attention(
     position_bias: torch.Tensor | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention function in transformers' calling convention; returns (batch, query, head, channel) and no weights."""
+    """Attention function in transformers' calling convention; returns (batch, token, head, channel) and no weights."""
     recorder = _recorder()
     layer = recorder._pass.layer if recorder._pass is not None else -1
     if position_bias is not None:

@@ -1,13 +1,20 @@
-"""What is recorded of one attention layer, and the blocked path that computes it for every mask, dtype and device."""
+"""What is recorded of one attention layer, from its queries, keys and values, whatever its mask.
 
-from collections.abc import Sequence
+The logits of a block of queries are computed once and everything is read off them, so memory is linear in the number of
+tokens. Fused attention kernels would save nothing: they keep the logits to themselves, and the linear R-squared needs
+every one.
+"""
+
 from dataclasses import dataclass
 
 import torch
 
+from posstats.dumping.recorder.gathered import AttentionReceived, LinearFit, SteadyState, Wanted, by_lag
 from posstats.vocabulary import FIRST_SINK_QUERY
 
-_BLOCK_BYTES = 64 << 20  # logits held at once
+#: Logits held at once: few enough to stay in a processor's cache, and many enough to keep an accelerator busy.
+_BLOCK_BYTES = {"cpu": 4 << 20, "accelerator": 256 << 20}
+FEWEST_ROWS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,9 +24,9 @@ class AttentionInputs:
     Attributes
     ----------
     query, key, value : torch.Tensor
-        (batch, head, query, channel), (batch, kv_head, key, channel) twice; after rotary embedding.
+        (batch, head, token, channel), (batch, kv_head, token, channel) twice; after rotary embedding.
     first : torch.Tensor
-        int64, (query,): the first visible key; the keys ``first[i] .. i`` are visible.
+        int64, (token,): the first visible key; the keys ``first[i] .. i`` are visible.
     scaling : float
         Factor of q . k.
     softcap : float or None
@@ -41,18 +48,30 @@ class AttentionInputs:
 class AttentionStatistics:
     """What the recorder keeps of an attention layer, besides the output that the model goes on with.
 
+    T tokens, the queries i < Q = T/2 being analysed.
+
     Attributes
     ----------
     output : torch.Tensor
-        (batch, head, query, channel): attention-weighted values.
+        (batch, head, token, channel): attention-weighted values.
+    finite : torch.Tensor
+        bool, (): whether every visible logit is.
     logit : torch.Tensor
         (batch, head, query, offset): s[i, i-offset]; NaN where that key is 0, absent or masked.
     sink_logit : torch.Tensor
         (batch, head, query): s[i, 0]; NaN where position 0 is not visible.
     log_denominator_rest : torch.Tensor
-        (batch, head, query): log of sum over visible keys j >= 1 of exp s[i, j], learned sink included; -inf if none.
-    logit_sum_by_lag : torch.Tensor
-        (batch, head, lag): sum over queries of s[i, i-lag], visible keys j >= 1.
+        (batch, head, query): log of sum over visible keys j >= 1 of exp s[i, j]; -inf where there is none.
+    logit_total : torch.Tensor
+        float64, (batch, head, offset): sum of `logit` over the queries, NaN left out.
+    steady_logit, steady_log_sum : torch.Tensor
+        (batch, head, lag): means over the reference queries r of s[r, r-lag], and of the log of the sum over d <= lag
+        of exp s[r, r-d]; over those that see the key at that lag, NaN where none does.
+    attention_received : torch.Tensor
+        (batch, head, key): mean of A[i, j] over the sampled queries i >= j + 16 that see the key; NaN where none does.
+    linear_r2_offset, linear_r2_position : torch.Tensor
+        (batch, head): R-squared of the least-squares regressions of s[i, j] on (1, i-j) and on (1, i, j), over all
+        visible pairs; NaN where the logits or the offsets do not vary.
     sink_output_fraction : torch.Tensor
         (batch, head): mean over queries i >= 16 of |A[i,0] v[0]| / (|A[i,0] v[0]| + |sum over j >= 1 of A[i,j] v[j]|);
         NaN where there is no such query.
@@ -67,10 +86,16 @@ class AttentionStatistics:
     """
 
     output: torch.Tensor
+    finite: torch.Tensor
     logit: torch.Tensor
     sink_logit: torch.Tensor
     log_denominator_rest: torch.Tensor
-    logit_sum_by_lag: torch.Tensor
+    logit_total: torch.Tensor
+    steady_logit: torch.Tensor
+    steady_log_sum: torch.Tensor
+    attention_received: torch.Tensor
+    linear_r2_offset: torch.Tensor
+    linear_r2_position: torch.Tensor
     sink_output_fraction: torch.Tensor
     sink_value_norm: torch.Tensor
     value_norm: torch.Tensor
@@ -85,12 +110,12 @@ def output_fraction(sink_norm: torch.Tensor, rest_norm: torch.Tensor) -> torch.T
     Parameters
     ----------
     sink_norm, rest_norm : torch.Tensor
-        (batch, head, query): norms of the two parts of the head's output, from key 0 and from all the other keys.
+        (..., token): norms of the two parts of the head's output, from key 0 and from all the other keys.
 
     Returns
     -------
     torch.Tensor
-        (batch, head), between 0 and 1; NaN where there is no query i >= 16. A query whose two parts are zero counts 0.
+        (...), between 0 and 1; NaN where there is no query i >= 16. A query whose two parts are zero counts 0.
     """
     sink, rest = sink_norm[..., FIRST_SINK_QUERY:], rest_norm[..., FIRST_SINK_QUERY:]
     total = sink + rest
@@ -103,7 +128,7 @@ def value_norms(value: torch.Tensor, heads: int) -> tuple[torch.Tensor, torch.Te
     Parameters
     ----------
     value : torch.Tensor
-        (batch, kv_head, key, channel).
+        (batch, kv_head, token, channel).
     heads : int
         Number of query heads; those of a group share their values.
 
@@ -117,93 +142,17 @@ def value_norms(value: torch.Tensor, heads: int) -> tuple[torch.Tensor, torch.Te
     return norm[..., 0], norm[..., 1:].mean(-1)
 
 
-def mean_output(output: torch.Tensor) -> torch.Tensor:
-    """Mean output of each head over queries i >= 16.
+def layer_statistics(inputs: AttentionInputs, wanted: Wanted, anchor: int | None = None) -> AttentionStatistics:
+    """Record a layer, block of queries after block of queries.
 
-    Parameters
-    ----------
-    output : torch.Tensor
-        (batch, head, query, channel).
-
-    Returns
-    -------
-    torch.Tensor
-        (batch, head, channel), in float32 at least; NaN where there is no such query.
-    """
-    return output[:, :, FIRST_SINK_QUERY:].mean(2, dtype=torch.promote_types(output.dtype, torch.float32))
-
-
-def anchored_attention(
-    inputs: AttentionInputs, sink_logit: torch.Tensor, log_denominator_rest: torch.Tensor, anchor: int | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean attention on an anchor P and on position 0, over queries i >= P + 16.
-
-    ``A[i,P] = exp(s[i,P] - log Z[i])``, position 0 and a learned sink being part of Z.
-
-    Parameters
-    ----------
-    inputs : AttentionInputs
-        The layer's queries, keys, mask and constants.
-    sink_logit, log_denominator_rest : torch.Tensor
-        (batch, head, query): as in :class:`AttentionStatistics`.
-    anchor : int or None
-        The position P, if the sequences have an anchor.
-
-    Returns
-    -------
-    on_anchor, on_sink : torch.Tensor
-        (batch, head); a key that is not visible has attention 0. NaN without an anchor or such a query.
-    """
-    if anchor is None:
-        nothing = sink_logit.new_full(sink_logit.shape[:2], torch.nan)
-        return nothing, nothing
-    begin = anchor + FIRST_SINK_QUERY
-    query = inputs.query[:, :, begin:].to(sink_logit.dtype)
-    key = inputs.key[:, :, anchor].to(sink_logit.dtype).repeat_interleave(query.shape[1] // inputs.key.shape[1], 1)
-    logit = (query * key[:, :, None]).sum(-1) * inputs.scaling
-    if inputs.softcap is not None:
-        logit = torch.tanh(logit / inputs.softcap) * inputs.softcap
-    logit = logit.masked_fill(inputs.first[begin:] > anchor, -torch.inf)
-    sink = sink_logit[..., begin:].nan_to_num(nan=-torch.inf)
-    total = torch.logaddexp(log_denominator_rest[..., begin:], sink)
-    return (logit - total).exp().mean(-1), (sink - total).exp().mean(-1)
-
-
-def sum_diagonals(block: torch.Tensor) -> torch.Tensor:
-    """Sum a block of logits along its diagonals.
-
-    Parameters
-    ----------
-    block : torch.Tensor
-        (..., query, key) with the keys in *descending* order, the last query and the first key being the same token;
-        cells that do not count are 0.
-
-    Returns
-    -------
-    torch.Tensor
-        (..., lag) for the lags 0 .. key-1.
-    """
-    *lead, queries, keys = block.shape
-    # Padding each row by `queries` cells and reading the memory with rows one cell shorter shifts row r by r cells.
-    padded = torch.nn.functional.pad(block, (0, queries)).flatten(-2)[..., : queries * (keys + queries - 1)]
-    skewed = padded.reshape(*lead, queries, keys + queries - 1)
-    return skewed.sum(-2)[..., queries - 1 :]
-
-
-def blocked_statistics(
-    inputs: AttentionInputs, offsets: Sequence[int], anchor: int | None = None
-) -> AttentionStatistics:
-    """Record a layer by plain tensor operations over blocks of queries.
-
-    Serves every mask, soft-cap, learned sink, dtype and device; memory is linear in the number of tokens. Inputs in
-    half precision are computed in float32. The fused paths are tested against this one in float64.
+    Serves every mask, soft-cap, learned sink, dtype and device. Inputs in half precision are computed in float32.
 
     Parameters
     ----------
     inputs : AttentionInputs
         The layer's queries, keys, values, mask and constants.
-    offsets : sequence of int
-        Distances from query to key at which logits are kept.
+    wanted : Wanted
+        What is kept.
     anchor : int, optional
         Position of an anchor, the attention on which is recorded.
 
@@ -213,77 +162,147 @@ def blocked_statistics(
         In the dtype of the inputs, float32 for half precision.
     """
     dtype = torch.promote_types(inputs.query.dtype, torch.float32)
-    query, key, value = (x.to(dtype) for x in (inputs.query, inputs.key, inputs.value))
-    batch, heads, length, _ = query.shape
-    kv_heads = key.shape[1]
-    group = heads // kv_heads
-    query = query.unflatten(1, (kv_heads, group))
-    first, device = inputs.first, query.device
-    starts = first.tolist()
+    batch, heads, length, _ = inputs.query.shape
+    kv_heads = inputs.key.shape[1]
+    query = inputs.query.to(dtype).unflatten(1, (kv_heads, -1))
+    # Keys in descending order: the lags of a block are then a view of it.
+    key, value = inputs.key.to(dtype).mul(inputs.scaling).flip(2).mT, inputs.value.to(dtype).flip(2)
+    first, starts, device = inputs.first, inputs.first.tolist(), query.device
     learned_sink = None if inputs.learned_sink is None else inputs.learned_sink.to(dtype).view(kv_heads, -1, 1)
 
     def empty(*shape: int) -> torch.Tensor:
-        return query.new_empty((batch, kv_heads, group, *shape))
+        return query.new_empty((*query.shape[:3], *shape))
 
-    output = empty(length, value.shape[-1])
-    logit = torch.full_like(empty(length, len(offsets)), torch.nan)
-    sink_logit, rest = torch.full_like(empty(length), torch.nan), empty(length)
-    sink_norm, rest_norm = empty(length), empty(length)
-    lag_sum = torch.zeros_like(empty(length))
-    value_zero_norm = value[:, :, :1].norm(dim=-1)[:, :, None]
+    # The layout in which the model reads the output, so that handing it over copies nothing.
+    output = query.new_empty((batch, length, heads, value.shape[-1])).transpose(1, 2).unflatten(1, (kv_heads, -1))
+    logit = empty(wanted.analysed, len(wanted.offsets)).fill_(torch.nan)
+    sink_logit, rest, rest_norm, sink_weight = (empty(length) for _ in range(4))
+    sink_logit.fill_(-torch.inf)
+    anchor_weight = empty(length).zero_()
+    fit, steady = LinearFit(first), SteadyState(wanted, first, empty)
+    received = AttentionReceived(wanted, first, empty)
 
-    rows = max(1, _BLOCK_BYTES // (batch * heads * length * query.element_size()))
+    block_bytes = _BLOCK_BYTES["cpu" if device.type == "cpu" else "accelerator"]
+    rows = max(FEWEST_ROWS, block_bytes // (batch * heads * length * dtype.itemsize))
     for start in range(0, length, rows):
         stop = min(start + rows, length)
-        low = min(starts[start:stop])
-        keys = torch.arange(stop - 1, low - 1, -1, device=device)  # descending, as sum_diagonals wants them
-        queries = torch.arange(start, stop, device=device)
-        visible = (keys <= queries[:, None]) & (keys >= first[start:stop, None])
-        ordinary = visible & (keys >= 1)
+        low, here = min(starts[start:stop]), slice(start, stop)
+        behind = slice(length - stop, length - low)  # the keys stop-1 .. low
+        keys, queries = torch.arange(stop - 1, low - 1, -1, device=device), torch.arange(start, stop, device=device)
+        hidden = (keys > queries[:, None]) | (keys < first[here, None])
+        edges = slice(0, stop - start), slice(stop - max(starts[here]), None)  # the keys that some query does not see
         # The heads of a group share their keys: one product per group instead of a copy of the keys per head.
-        block = query[..., start:stop, :].flatten(2, 3) @ key[:, :, low:stop].flip(-2).transpose(-1, -2)
-        block = block.mul_(inputs.scaling).unflatten(2, (group, stop - start))
+        block = (query[..., here, :].flatten(2, 3) @ key[..., behind]).unflatten(2, (-1, stop - start))
         if inputs.softcap is not None:
-            block = torch.tanh(block / inputs.softcap) * inputs.softcap
+            block.div_(inputs.softcap).tanh_().mul_(inputs.softcap)
 
-        lag_sum[..., : stop - low] += sum_diagonals(block.masked_fill(~ordinary, 0))
-        for column, offset in enumerate(offsets):
-            wanted = queries - offset
-            known = (wanted >= 1) & (wanted >= first[start:stop])
-            index = (stop - 1 - wanted).clamp(0, stop - low - 1)
-            found = block.gather(-1, index[:, None].expand(*block.shape[:-1], 1))[..., 0]
-            logit[..., start:stop, column] = found.masked_fill(~known, torch.nan)
+        for edge in edges:
+            block[..., edge].masked_fill_(hidden[:, edge], 0)
+        fit.add(block, keys, queries)
+        lags = by_lag(block)
+        steady.add(lags, start, stop)
+        _keep_offsets(logit, lags, wanted.offsets, start, first)
         if low == 0:
-            sink_logit[..., start:stop] = block[..., -1].masked_fill(first[start:stop] > 0, torch.nan)
+            sink_logit[..., here] = block[..., -1].masked_fill(first[here] > 0, -torch.inf)
 
-        rest_block = torch.logsumexp(block.masked_fill(~ordinary, -torch.inf), -1)
-        if learned_sink is not None:
-            rest_block = torch.logaddexp(rest_block, learned_sink)
-        rest[..., start:stop] = rest_block
-        total = torch.logaddexp(rest_block, sink_logit[..., start:stop].nan_to_num(nan=-torch.inf))
-        weights = (block - total[..., None]).exp_().masked_fill_(~ordinary, 0)
-        from_rest = (weights.flatten(2, 3) @ value[:, :, low:stop].flip(-2)).unflatten(2, (group, stop - start))
-        sink_weight = (sink_logit[..., start:stop] - total).exp().nan_to_num(nan=0.0)
-        sink_norm[..., start:stop] = sink_weight * value_zero_norm
-        rest_norm[..., start:stop] = from_rest.norm(dim=-1)
-        output[..., start:stop, :] = from_rest + sink_weight[..., None] * value[:, :, None, :1]
+        for edge in edges:
+            block[..., edge].masked_fill_(hidden[:, edge], -torch.inf)
+        if low == 0:
+            block[..., -1] = -torch.inf
+        weights, factor, rest[..., here], sink_weight[..., here] = _softmax(block, sink_logit[..., here], learned_sink)
+        from_rest = (weights.flatten(2, 3) @ value[:, :, behind]).unflatten(2, (-1, stop - start))
+        from_rest.mul_(factor[..., None])
+        rest_norm[..., here] = torch.linalg.vector_norm(from_rest, dim=-1)
+        output[..., here, :] = from_rest.addcmul_(sink_weight[..., here, None], value[:, :, None, -1:])
+        received.add(weights, factor, keys, start, stop)
+        if anchor is not None and low <= anchor < stop:
+            anchor_weight[..., here] = weights[..., stop - 1 - anchor] * factor
 
     def joined(x: torch.Tensor) -> torch.Tensor:
         return x.flatten(1, 2)
 
-    output, sink_logit, rest = joined(output), joined(sink_logit), joined(rest)
-    sink_value_norm, value_norm = value_norms(value, heads)
-    anchor_attention, anchor_sink_attention = anchored_attention(inputs, sink_logit, rest, anchor)
+    output, sink_weight, logit = joined(output), joined(sink_weight), joined(logit)
+    sink_value_norm, value_norm = value_norms(inputs.value, heads)
+    steady_logit, steady_log_sum = steady.means()
+    linear_r2_offset, linear_r2_position, finite = fit.r2(torch.finfo(dtype).eps)
+    behind_anchor = slice(length if anchor is None else anchor + FIRST_SINK_QUERY, None)
     return AttentionStatistics(
         output=output.to(inputs.query.dtype),
-        logit=joined(logit),
-        sink_logit=sink_logit,
-        log_denominator_rest=rest,
-        logit_sum_by_lag=joined(lag_sum),
-        sink_output_fraction=joined(output_fraction(sink_norm, rest_norm)),
+        finite=finite,
+        logit=logit,
+        sink_logit=joined(sink_logit)[..., : wanted.analysed].masked_fill(first[: wanted.analysed] > 0, torch.nan),
+        log_denominator_rest=joined(rest)[..., : wanted.analysed],
+        logit_total=logit.double().nansum(-2),
+        steady_logit=joined(steady_logit),
+        steady_log_sum=joined(steady_log_sum),
+        attention_received=joined(received.mean(sink_weight.unflatten(1, (kv_heads, -1)))),
+        linear_r2_offset=joined(linear_r2_offset).to(dtype),
+        linear_r2_position=joined(linear_r2_position).to(dtype),
+        sink_output_fraction=output_fraction(sink_weight * sink_value_norm[..., None], joined(rest_norm)),
         sink_value_norm=sink_value_norm,
         value_norm=value_norm,
-        head_output=mean_output(output),
-        anchor_attention=anchor_attention,
-        anchor_sink_attention=anchor_sink_attention,
+        head_output=output[:, :, FIRST_SINK_QUERY:].mean(2),
+        anchor_attention=joined(anchor_weight)[..., behind_anchor].mean(-1),
+        anchor_sink_attention=sink_weight[..., behind_anchor].mean(-1),
     )
+
+
+def single_output(inputs: AttentionInputs) -> torch.Tensor:
+    """Attention-weighted values of sequences of one token, which sees itself and a learned sink, if there is one.
+
+    Parameters
+    ----------
+    inputs : AttentionInputs
+        The layer's queries, keys, values and constants.
+
+    Returns
+    -------
+    torch.Tensor
+        (batch, head, 1, channel).
+    """
+    query, group = inputs.query, inputs.query.shape[1] // inputs.key.shape[1]
+    key, value = (x.repeat_interleave(group, 1) for x in (inputs.key, inputs.value))
+    if inputs.learned_sink is None:
+        return value
+    dtype = torch.promote_types(query.dtype, torch.float32)
+    logit = (query.to(dtype) * key.to(dtype)).sum(-1, keepdim=True) * inputs.scaling
+    if inputs.softcap is not None:
+        logit = torch.tanh(logit / inputs.softcap) * inputs.softcap
+    weight = torch.sigmoid(logit - inputs.learned_sink.to(dtype).view(-1, 1, 1))
+    return (weight * value.to(dtype)).to(query.dtype)
+
+
+def _softmax(
+    block: torch.Tensor, sink_logit: torch.Tensor, learned_sink: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Attention of a block of queries, position 0 and a learned sink apart; the block is overwritten.
+
+    Returns
+    -------
+    weights, factor : torch.Tensor
+        (..., query, key) and (..., query): attention on ordinary keys is their product.
+    rest : torch.Tensor
+        (..., query): log of the sum of the exponentials over ordinary keys, -inf where there is none.
+    sink_weight : torch.Tensor
+        (..., query): attention on position 0.
+    """
+    # Relative to the largest ordinary logit, so that none vanishes where position 0 takes all the attention.
+    largest = block.amax(-1, keepdim=True).clamp_min_(torch.finfo(block.dtype).min)  # query 0 has no ordinary key
+    weights, largest = block.sub_(largest).exp_(), largest[..., 0]
+    rest = weights.sum(-1).log_().add_(largest)
+    total = torch.logaddexp(rest, sink_logit)
+    if learned_sink is not None:
+        total = torch.logaddexp(total, learned_sink)
+    return weights, (largest - total).exp_(), rest, (sink_logit - total).exp_()
+
+
+def _keep_offsets(
+    logit: torch.Tensor, lags: torch.Tensor, offsets: tuple[int, ...], start: int, first: torch.Tensor
+) -> None:
+    """Keep the logits of a block's analysed queries at the wanted offsets, where the key is visible and not 0."""
+    stop = min(start + lags.shape[-2], logit.shape[-2])
+    for column, offset in enumerate(offsets):
+        if start < stop and offset < lags.shape[-1]:
+            known = torch.arange(start, stop, device=first.device) - offset >= first[start:stop].clamp_min(1)
+            found = lags[..., : stop - start, offset]
+            logit[..., start:stop, column] = found.masked_fill(~known, torch.nan)

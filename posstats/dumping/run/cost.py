@@ -94,7 +94,7 @@ def estimate_cost(model: Any, sequences: Sequences, path: Path, options: RecordO
     if begun:
         manifest = pieces.agree(manifest)
     memory = weights + manifest.batch * sequence_memory(
-        model.config, plan.sizes["query"], manifest.sequence_bytes, model.dtype.itemsize
+        model.config, plan.sizes["token"], manifest.sequence_bytes, model.dtype.itemsize
     )
     existing = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.is_dir())
     free = shutil.disk_usage(existing).free

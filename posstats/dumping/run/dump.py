@@ -76,7 +76,7 @@ def dump(
         Interventions (:data:`posstats.vocabulary.CONDITIONS`), one forward pass each. A depth that is a fraction of the
         model's blocks, as in ``trajectory=token:ID@1/3``, is recorded as the block that it comes to.
     offsets : iterable of int
-        Distances from query to key at which logits are kept, each below the length.
+        Distances from query to key at which logits are kept, each below half the length.
     probes : iterable of int
         Positions at which the whole residual stream is kept.
     tokenizer : transformers.PreTrainedTokenizerBase, optional
@@ -107,7 +107,8 @@ def dump(
     ------
     InputError
         If an argument is of a type or a value that is not allowed, a condition does not exist or cannot be applied, or
-        a sequence is longer than the model allows. Nothing has been computed then.
+        the length of the sequences is not a multiple of 4 or more than the model allows. Nothing has been computed
+        then.
     ModelError
         If the model cannot be recorded exactly.
     DesignError
@@ -125,7 +126,7 @@ def dump(
     >>> sequences = ps.random_sequences(tokenizer, n=6, length=24)
     >>> path = dump(model, sequences, "mine.h5", conditions=["baseline", "bos=mean"], offsets=[0, 1], progress=False)
     >>> dict(ps.open_dump(path).logit.sizes)
-    {'condition': 2, 'sequence': 6, 'layer': 3, 'head': 4, 'query': 24, 'offset': 2}
+    {'condition': 2, 'sequence': 6, 'layer': 3, 'head': 4, 'query': 12, 'offset': 2}
     """
     options = RecordOptions(conditions, offsets, probes, batch_size, seed, shard, resume, overwrite)
     check_recordable(model)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -61,10 +60,10 @@ class _Joined(xr.backends.BackendArray):
     def __init__(self, folder: Path, manifest: Manifest, spans: list[Span], name: str) -> None:
         self._folder, self._spans = folder, spans
         self._record = manifest.shape(name)
-        before = manifest.recorded[: manifest.recorded.index(name)]
-        self._before = sum(math.prod(manifest.shape(other)) for other in before)
+        # Bytes of one sequence that lie before those of this variable.
+        self._before = sum(map(manifest.bytes_of, manifest.recorded[: manifest.recorded.index(name)]))
         self.shape = (manifest.sizes["condition"], manifest.sizes["sequence"], *self._record)
-        self.dtype = np.dtype(manifest.dtype)
+        self.dtype = manifest.dtype_of(name)
 
     @cached_property
     def _pieces(self) -> list[tuple[Span, np.ndarray]]:
@@ -72,9 +71,8 @@ class _Joined(xr.backends.BackendArray):
         pieces: list[tuple[Span, np.ndarray]] = []
         for span in self._spans:
             count = span.stop - span.start
-            offset = self._before * count * self.dtype.itemsize
-            shape = (count, *self._record)
-            pieces.append((span, np.memmap(self._folder / span.file_name, self.dtype, "r", offset, shape)))
+            file, shape = self._folder / span.file_name, (count, *self._record)
+            pieces.append((span, np.memmap(file, self.dtype, "r", self._before * count, shape)))
         return pieces
 
     def __getitem__(self, key: indexing.ExplicitIndexer) -> np.ndarray:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from posstats.dumping.recorder.statistics import FEWEST_ROWS
 from posstats.execution.machine import free_memory
 
 #: Tokens of one forward pass beyond which a larger batch gains nothing.
@@ -41,9 +42,9 @@ def sequence_memory(config: Any, length: int, record_bytes: int, itemsize: int =
     text = config.get_text_config()
     widest = max(getattr(text, "intermediate_size", None) or 0, 4 * text.hidden_size)
     # Residual stream, its norm, queries, keys, values, attention output and its float32 working copies; the two halves
-    # of the gated feed-forward layer and their product.
-    activations = length * (16 * text.hidden_size + 3 * widest) * max(itemsize, 4)
-    return activations + _RECORD_COPIES * record_bytes
+    # of the gated feed-forward layer and their product; the logits of a block of queries, and copies of some.
+    activations = length * (16 * text.hidden_size + 3 * widest + 2 * FEWEST_ROWS * text.num_attention_heads)
+    return activations * max(itemsize, 4) + _RECORD_COPIES * record_bytes
 
 
 def suggested_batch(model: Any, length: int, record_bytes: int) -> int:

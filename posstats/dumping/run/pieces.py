@@ -51,7 +51,7 @@ class Manifest:
     sizes : dict of str to int
         Length of every dimension.
     dtype : str
-        Number format of what is recorded.
+        Number format of what is recorded, but for totals, which are float64.
     unit : int
         Sequences per unit of work: units begin at its multiples, and shards share units out.
     batch : int
@@ -73,10 +73,18 @@ class Manifest:
         """Shape of one sequence's record of a variable."""
         return tuple(self.sizes[dim] for dim in VARIABLES[name].dims[2:])
 
+    def dtype_of(self, name: str) -> np.dtype:
+        """Number format of a recorded variable."""
+        return np.dtype(VARIABLES[name].dtype or self.dtype)
+
+    def bytes_of(self, name: str) -> int:
+        """Bytes of one sequence's record of a variable."""
+        return math.prod(self.shape(name)) * self.dtype_of(name).itemsize
+
     @property
     def sequence_bytes(self) -> int:
         """Bytes recorded of one sequence under one condition."""
-        return sum(math.prod(self.shape(name)) for name in self.recorded) * np.dtype(self.dtype).itemsize
+        return sum(map(self.bytes_of, self.recorded))
 
     def identity(self, what: str) -> bytes:
         """Digest of what tells a file of this dump, such as a piece, from all files of any other dump."""
@@ -204,7 +212,7 @@ class Pieces:
         OSError
             If it cannot be written; nothing of it is left then.
         """
-        parts = [np.ascontiguousarray(arrays[name], dtype=manifest.dtype) for name in manifest.recorded]
+        parts = [np.ascontiguousarray(arrays[name], dtype=manifest.dtype_of(name)) for name in manifest.recorded]
         for name, part in zip(manifest.recorded, parts, strict=True):
             if part.shape != (span.stop - span.start, *manifest.shape(name)):
                 raise DumpError(f"{name} was recorded with the shape {part.shape}, not as {VARIABLES[name].dims}")
@@ -320,7 +328,7 @@ def _belongs(file: Path, span: Span, manifest: Manifest) -> bool:
 
 #: Coordinates that a user chooses -> what messages call them.
 _CHOSEN = {
-    "condition": "conditions", "sequence": "number of sequences", "query": "length", "offset": "offsets",
+    "condition": "conditions", "sequence": "number of sequences", "token": "length", "offset": "offsets",
     "probe": "probes",
 }  # fmt: skip
 

@@ -20,7 +20,14 @@ from posstats.dumping.model.load import max_length, model_facts
 from posstats.dumping.recorder.structure import text_config
 from posstats.dumping.run.options import RecordOptions
 from posstats.errors import DesignError, InputError
-from posstats.vocabulary import MINIMUM_DOCUMENTS, SCHEMA_VERSION, VARIABLES
+from posstats.vocabulary import (
+    MINIMUM_DOCUMENTS,
+    SCHEMA_VERSION,
+    VARIABLES,
+    analysed_half,
+    received_queries,
+    reference_queries,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +42,12 @@ class Plan:
         Distances at which logits are kept, positions at which the residual stream is; ascending.
     seed : int
         Seed of what conditions draw.
-    token_id : ndarray of int64, shape (condition, sequence, query)
+    token_id : ndarray of int64, shape (condition, sequence, token)
         What is fed.
     sizes : dict of str to int
         Length of every dimension.
     dtype : str
-        Number format of what is recorded.
+        Number format of what is recorded, but for totals, which are float64.
     coordinates : dict of str to ndarray
         Coordinates of the dump.
     attrs : dict
@@ -80,8 +87,8 @@ def make_plan(model: Any, sequences: Sequences, options: RecordOptions, tokenize
     Raises
     ------
     InputError
-        If the model or tokenizer is none, an option is out of range, a condition cannot be applied, a sequence is
-        longer than the model allows, or the name of the model or tokenizer is none that a dump can hold.
+        If the model or tokenizer is none, an option is out of range, a condition cannot be applied, the length is not a
+        multiple of 4 or more than the model allows, or the name of the model or tokenizer is none that a dump can hold.
     ModelError
         If the model cannot be recorded.
     DesignError
@@ -95,7 +102,7 @@ def make_plan(model: Any, sequences: Sequences, options: RecordOptions, tokenize
             f"the sequences come from {sequences.documents} document(s); every interval rests on documents, and at "
             f"least {MINIMUM_DOCUMENTS} are needed"
         )
-    length = sequences.length
+    length, analysed = sequences.length, analysed_half(sequences.length)
     offsets, probes = (
         check_positions(what, values, length)
         for what, values in (("offset", options.offsets), ("probe", options.probes))
@@ -118,9 +125,11 @@ def make_plan(model: Any, sequences: Sequences, options: RecordOptions, tokenize
         "sequence": sequences.count,
         "layer": layers,
         "head": heads,
-        "query": length,
+        "token": length,
+        "query": analysed,
+        "key": analysed,
         "offset": len(offsets),
-        "lag": length,
+        "lag": analysed,
         "depth": layers + 1,
         "hidden": model.config.get_text_config().hidden_size,
         "channel": facts["value_dim"],
@@ -130,7 +139,8 @@ def make_plan(model: Any, sequences: Sequences, options: RecordOptions, tokenize
         "document": sequences.document,
         "offset": np.array(offsets),
     }
-    coordinates |= {name: np.arange(sizes[name]) for name in ("sequence", "layer", "head", "query", "lag", "depth")}
+    counted = ("sequence", "layer", "head", "token", "query", "key", "lag", "depth")
+    coordinates |= {name: np.arange(sizes[name]) for name in counted}
     if probes:
         sizes["probe"], coordinates["probe"] = len(probes), np.array(probes)
     return Plan(
@@ -157,6 +167,9 @@ def _attributes(
         "bos_token": sequences.bos_token,
         "bos_token_id": -1 if sequences.bos_id is None else sequences.bos_id,
         "seed": seed,
+        "length": sequences.length,
+        "reference_queries": reference_queries(sequences.length),
+        "received_queries": received_queries(sequences.length),
     }
     for name, value in attrs.items():
         if isinstance(value, str):

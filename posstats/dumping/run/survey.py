@@ -20,7 +20,7 @@ from posstats.dumping.recorder.structure import check_config, check_model, decod
 from posstats.dumping.run.memory import sequence_memory
 from posstats.dumping.run.pieces import Manifest
 from posstats.errors import ModelError
-from posstats.vocabulary import DEFAULT_LENGTH, DEFAULT_MODEL, DEFAULT_OFFSETS, DTYPES
+from posstats.vocabulary import DEFAULT_LENGTH, DEFAULT_MODEL, DEFAULT_OFFSETS, DTYPES, analysed_half
 
 _CHUNKED = "chunked_attention"
 
@@ -138,7 +138,8 @@ def survey_model(
     text = config.get_text_config()
     limit = context_length(text, stretch)
     if length is None:
-        length = min(DEFAULT_LENGTH, limit or DEFAULT_LENGTH)
+        length = min(DEFAULT_LENGTH, (limit or DEFAULT_LENGTH) // 4 * 4)
+    analysed = analysed_half(length)
     if sliding_window is not None:
         check_window(text, sliding_window, length)
         changes = (*changes, f"sliding_window={sliding_window}")
@@ -154,9 +155,11 @@ def survey_model(
         "sequence": 1,
         "layer": text.num_hidden_layers,
         "head": heads,
-        "query": length,
+        "token": length,
+        "query": analysed,
+        "key": analysed,
         "offset": len(DEFAULT_OFFSETS),
-        "lag": length,
+        "lag": analysed,
         "depth": text.num_hidden_layers + 1,
         "hidden": text.hidden_size,
         "channel": getattr(text, "v_head_dim", None) or head_dim,

@@ -41,7 +41,7 @@ def new_manifest(model: Any, plan: Plan, options: RecordOptions) -> Manifest:
     manifest, count = Manifest(plan.attrs, plan.sizes, plan.dtype, unit=1, batch=1), plan.sizes["sequence"]
     batch = options.batch_size
     if batch is None:
-        fitting = suggested_batch(model, plan.sizes["query"], manifest.sequence_bytes)
+        fitting = suggested_batch(model, plan.sizes["token"], manifest.sequence_bytes)
         batch = min(fitting, math.ceil(count / options.share[1]))
     batch = min(batch, count)
     return replace(manifest, unit=batch, batch=batch)
@@ -96,7 +96,7 @@ class Work:
 
     def _recorder(self) -> Recorder:
         plan = self._plan
-        return Recorder(self._model, length=plan.sizes["query"], offsets=plan.offsets, probes=plan.probes)
+        return Recorder(self._model, length=plan.sizes["token"], offsets=plan.offsets, probes=plan.probes)
 
     def _next(self, todo: deque[Span]) -> Span:
         """The next span, cut to the batch size."""
@@ -119,7 +119,7 @@ class Work:
             count = span.stop - span.start
             if count == 1:
                 raise DumpError(
-                    f"one sequence of {self._manifest.sizes['query']} tokens does not fit into the memory: use shorter "
+                    f"one sequence of {self._manifest.sizes['token']} tokens does not fit into the memory: use shorter "
                     "sequences, fewer offsets, a smaller dtype, or a larger machine"
                 ) from error
         if torch.cuda.is_available():
@@ -132,16 +132,14 @@ class Work:
         return None
 
     def _keep_frame(self, recorder: Recorder) -> None:
-        logger.info("attention path: %s", recorder.path)
-        visible = recorder.visible_keys
+        visible, analysed = recorder.visible_keys, self._plan.sizes["query"]
         everything = visible[:, -1] == visible.shape[1]
         facts = {
             "token_id": self._plan.token_id,
-            "visible_keys": visible,
+            "visible_keys": visible[:, :analysed],
             "layer_window": np.where(everything, 0, visible.max(axis=1)).astype(np.int32),
             "layer_rotary": np.array(self._plan.attrs["rope_layers"], dtype=np.int8),
             "learned_sink": recorder.learned_sink.astype(self._plan.dtype),
-            "attention_path": np.array(recorder.path),
         }
         self._pieces.keep_frame(self._manifest, self._plan.coordinates | facts)
 
