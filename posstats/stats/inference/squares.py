@@ -62,15 +62,13 @@ def pair_interactions(gram: Array, sequences: Array) -> Array:
     n = np.asarray(sequences, dtype=np.float64)
     if len(n) < 5:
         raise DesignError(f"What pairs of documents contribute needs at least 5 documents to be seen, not {len(n)}.")
-    off = ~np.eye(len(n), dtype=bool)
-    products = np.where(off, gram, 0.0)
-    # Least squares: the normal matrix is sum over pairs of b b', b with n_h at g and n_g at h.
-    inverse = np.linalg.inv(np.diag((n**2).sum() - 2 * n**2) + np.outer(n, n))
-    single = products @ n @ inverse
-    rest = products - single[..., :, None] * n - n[:, None] * single[..., None, :]
-    own = np.diag(inverse)
-    leverage = np.outer(own, n**2) + np.outer(n**2, own) + 2 * inverse * np.outer(n, n)
-    return np.where(off, rest / np.sqrt(np.maximum(1 - leverage, 1e-6)), 0.0) / pair_number(n)
+    g, off = len(n), ~np.eye(len(n), dtype=bool)
+    sizes = np.outer(n, n)
+    means = np.where(off, gram, 0.0) / sizes
+    rows = means.sum(axis=-1) / (g - 2)
+    whole = rows.sum(axis=-1)[..., None, None] / (g - 1)
+    rest = means - rows[..., :, None] - rows[..., None, :] + whole
+    return np.where(off, sizes * rest * np.sqrt((g - 1) / (g - 3)), 0.0) / pair_number(n)
 
 
 def pair_number(sequences: Array) -> float:
@@ -142,6 +140,8 @@ class SquareSpread:
     Attributes
     ----------
     estimate : ndarray
+    jackknife : ndarray
+        Jackknife variance at x = estimate, in which the second part counts about twice.
     first : ndarray
         Variance through single documents, at x = estimate; an unbiased estimate, which may fall below 0.
     second : ndarray
@@ -157,6 +157,7 @@ class SquareSpread:
     """
 
     estimate: Array
+    jackknife: Array
     first: Array
     second: Array
     growth: Array
@@ -189,7 +190,7 @@ class SquareSpread:
         single = single_deviations(estimate, left_out, n)
         jackknife = (single**2).sum(axis=-1)
         second = 2 * squares.sum(axis=(-2, -1))
-        first = jackknife - (squares * _seen_singly(n)).sum(axis=(-2, -1))
+        first = jackknife - (squares * seen_singly(n)).sum(axis=(-2, -1))
         applied = (pairs @ single[..., None])[..., 0]
         cubed = pairs @ pairs
         third = 8 * _triangle_scale(len(n)) * np.maximum((cubed * pairs).sum(axis=(-2, -1)), 0.0)
@@ -198,7 +199,7 @@ class SquareSpread:
         along = np.maximum((single * applied).sum(axis=-1) - third / 2, 0.0)
         growth = 4 * _divide(third / 4 + along, second + np.maximum(first, 0.0))
         growth = np.maximum(growth, _divide(first, np.maximum(estimate, 2 * np.sqrt(second))))
-        return cls(estimate, first, second, growth, third, np.clip(concentration, 1 / len(n), 1.0), df)
+        return cls(estimate, jackknife, first, second, growth, third, np.clip(concentration, 1 / len(n), 1.0), df)
 
     def variance(self, x: Array) -> Array:
         """Variance that an estimate of the true value x >= 0 would have.
@@ -232,7 +233,7 @@ class SquareSpread:
         return np.where(variance > 0, p, certain)
 
 
-def _seen_singly(n: Array) -> Array:
+def seen_singly(n: Array) -> Array:
     """Of the squared interaction of each ordered pair, how much the squared single deviations add up to."""
     left = (n.sum() - n) ** 2 - (n**2).sum() + n**2  # ordered pairs of sequences without a document
     # theta_(g) has an interaction 2 P / P_(g) times where the pair is without g, and theta has it 2 times.
@@ -321,12 +322,12 @@ def square_interval(spread: SquareSpread, level: float = 0.95) -> SquareInterval
     zero = np.zeros_like(spread.estimate)
     size = np.maximum(spread.estimate, 0.0)
     step = np.sqrt(spread.variance(size))
-    high = _crossing(too_low, size, size + step)
-    low = _crossing(low_enough, zero, size)
+    high = crossing(too_low, size, size + step)
+    low = crossing(low_enough, zero, size)
     return SquareInterval(spread.estimate, step, np.minimum(low, high), high, 1 - spread.below(zero))
 
 
-def _crossing(beyond, low: Array, high: Array) -> Array:
+def crossing(beyond, low: Array, high: Array) -> Array:
     """Where a condition begins to hold above `low`: `low` itself if it holds there, infinite if it never does."""
     for _ in range(_DOUBLINGS):
         short = ~beyond(high)
