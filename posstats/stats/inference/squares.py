@@ -15,8 +15,8 @@ from scipy import stats as sps
 from posstats.errors import DesignError
 from posstats.stats.pair_products.terms import Array
 
-#: Halvings of a bracket, and doublings of its width, when a limit is searched: more than double precision resolves.
-_HALVINGS = 60
+#: Halvings of a bracket (to 1e-13 of its width) and doublings of its width when a limit is searched.
+_HALVINGS = 44
 _DOUBLINGS = 60
 #: Degrees of freedom of the chi-square from which on it is a normal distribution for every purpose.
 _NORMAL = 1e8

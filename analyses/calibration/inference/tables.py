@@ -1,0 +1,1 @@
+"""From the saved numbers to CSV tables and those of docs/calibration-inference.md."""
