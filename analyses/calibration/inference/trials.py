@@ -160,7 +160,11 @@ def families(design: Family, rng: np.random.Generator, datasets: int) -> dict[st
     rows: dict[str, list[float]] = {}
     for _ in range(datasets):
         common = rng.normal(size=(n, 1))
-        x = truth + np.sqrt(design.correlation) * common + np.sqrt(1 - design.correlation) * rng.normal(size=(n, values))
+        x = (
+            truth
+            + np.sqrt(design.correlation) * common
+            + np.sqrt(1 - design.correlation) * rng.normal(size=(n, values))
+        )
         estimate = x.mean(axis=0)
         left_out = (x.sum(axis=0) - x) / (n - 1)
         band = simultaneous_band(estimate, left_out, np.ones(n), n_draws=BAND_DRAWS, seed=int(rng.integers(2**31)))

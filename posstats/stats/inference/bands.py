@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from posstats.errors import InputError
-from posstats.stats.inference.squares import single_deviations
+from posstats.stats.inference.squares import check_level, single_deviations
 from posstats.stats.pair_products.terms import Array
 
 #: Draws of the largest |t|: the Monte Carlo error of a critical value near 3 is then about 0.01.
@@ -71,8 +71,7 @@ def simultaneous_band(
     T. Hothorn, F. Bretz and P. Westfall (2008), Simultaneous inference in general parametric models, Biometrical Journal
     50, 346-363, doi:10.1002/bimj.200810425; multipliers in place of integration, which allows any number of values.
     """
-    if not 0 < level < 1:
-        raise InputError(f"level must lie between 0 and 1, not {level}.")
+    check_level(level)
     if n_draws < 100:
         raise InputError(f"n_draws must be at least 100, not {n_draws}.")
     n = np.asarray(sequences, dtype=np.float64)
@@ -122,7 +121,9 @@ class Count:
     n: int
 
 
-def count_above(estimate: Array, p_above: Array, threshold: float, *, level: float = 0.95, simes: bool = False) -> Count:
+def count_above(
+    estimate: Array, p_above: Array, threshold: float, *, level: float = 0.95, simes: bool = False
+) -> Count:
     """Count the values above a threshold, with an interval.
 
     At least as many lie above as closed testing finds at alpha/2 in the one-sided p-values, and at most as many as it does

@@ -3,7 +3,7 @@
 import numpy as np
 
 from posstats.errors import InputError
-from posstats.stats.inference.squares import SquareInterval, SquareSpread, crossing
+from posstats.stats.inference.squares import SquareInterval, SquareSpread, check_level, crossing
 from posstats.stats.pair_products.terms import Array
 
 #: Replicates below which the tails of a pivot are too thin for a quantile.
@@ -33,7 +33,7 @@ def bootstrap_critical(estimate: Array, replicates: Array, replicate_error: Arra
     InputError
         With fewer than 99 replicates.
     """
-    _check(replicates)
+    _check(replicates, level)
     with np.errstate(divide="ignore", invalid="ignore"):
         pivot = np.abs(replicates - estimate) / replicate_error
     return _quantile(np.where(np.isfinite(pivot), pivot, np.inf), level)
@@ -63,7 +63,7 @@ def bootstrap_square_interval(
     Near 0 this is not valid: documents drawn from the recorded ones have a mean of their own, whose square is not 0, and
     so replicates never show what an estimate of 0 does (docs/calibration.md).
     """
-    _check(replicates)
+    _check(replicates, level)
     variance = np.maximum(replicate_error**2 + spread.growth * (spread.estimate - replicates), spread.second)
     with np.errstate(divide="ignore", invalid="ignore"):
         pivot = (replicates - spread.estimate) / np.sqrt(variance)
@@ -75,16 +75,18 @@ def bootstrap_square_interval(
         grown = np.maximum(spread.jackknife + spread.growth * (x - spread.estimate), spread.second)
         with np.errstate(divide="ignore", invalid="ignore"):
             value = (spread.estimate - x) / np.sqrt(grown)
-        return np.where(grown > 0, value, np.where(spread.estimate < x, -np.inf, 0.0))
+        return np.where(grown > 0, value, np.where(spread.estimate == x, 0.0, np.copysign(np.inf, spread.estimate - x)))
 
     zero = np.zeros_like(spread.estimate)
     size = np.maximum(spread.estimate, 0.0)
     high = crossing(lambda x: at(x) < np.minimum(lower, 0.0), size, size + np.sqrt(spread.variance(size)))
     low = crossing(lambda x: at(x) <= np.maximum(upper, 0.0), zero, size)
-    return SquareInterval(spread.estimate, np.sqrt(spread.variance(size)), np.minimum(low, high), high, 1 - spread.below(zero))
+    se = np.sqrt(spread.variance(size))
+    return SquareInterval(spread.estimate, se, np.minimum(low, high), high, spread.p_zero())
 
 
-def _check(replicates: Array) -> None:
+def _check(replicates: Array, level: float) -> None:
+    check_level(level)
     if len(replicates) < MINIMUM_REPLICATES:
         raise InputError(f"A bootstrap-t needs at least {MINIMUM_REPLICATES} replicates, not {len(replicates)}.")
 

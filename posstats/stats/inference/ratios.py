@@ -6,8 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats as sps
 
-from posstats.errors import InputError
-from posstats.stats.inference.squares import pair_interactions, seen_singly, single_deviations
+from posstats.stats.inference.squares import check_level, pair_interactions, seen_singly, single_deviations
 from posstats.stats.pair_products.terms import Array
 
 #: Shapes of a confidence set, in the order of their codes.
@@ -211,8 +210,7 @@ def fieller_set(spread: JointSpread, level: float = 0.95, critical: Array | floa
     >>> print(fieller_set(spread))
     [0.392, 0.618]
     """
-    if not 0 < level < 1:
-        raise InputError(f"level must lie between 0 and 1, not {level}.")
+    check_level(level)
     t2 = (sps.t.ppf(0.5 + level / 2, spread.df) if critical is None else np.asarray(critical)) ** 2
     a, b, c = spread.above, spread.below, spread.covariance
     square = b**2 - t2 * c[..., 1, 1]

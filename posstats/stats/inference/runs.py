@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy import special
 from scipy import stats as sps
 
 from posstats.errors import DesignError
@@ -158,16 +159,22 @@ def detectable_effect(se: Array, df: Array, *, level: float = 0.95, power: float
     Returns
     -------
     ndarray, shape (...)
-        ``(t_{1 - alpha/2} + t_power) se``, both quantiles at df: within 1% of the noncentral t from 10 degrees of freedom
-        on, and too large below (by 8% at 2), which is the safe side.
+        d se with ``P(T > t_{1 - alpha/2}) = power`` for T noncentral t with noncentrality d, by bisection; the other tail
+        adds less than 1e-4. At 1 degree of freedom it is 19 errors, at 2 it is 5.7.
 
     Examples
     --------
     >>> round(float(detectable_effect(np.array(1.0), np.array(1e6))), 2)  # 1.96 + 0.84
     2.8
     """
-    effect: Array = se * (sps.t.ppf(0.5 + level / 2, df) + sps.t.ppf(power, df))
-    return effect
+    critical = sps.t.ppf(0.5 + level / 2, df)
+    low, high = np.zeros_like(critical), 10.0 + 10 * critical
+    for _ in range(50):
+        middle = (low + high) / 2
+        short = special.nctdtr(df, middle, critical) > 1 - power
+        low, high = np.where(short, middle, low), np.where(short, high, middle)
+    effect: Array = se * high
+    return np.where(np.isfinite(critical), effect, np.nan)
 
 
 def _correlation(one: Array, two: Array) -> Array:

@@ -10,15 +10,14 @@ from dataclasses import dataclass
 
 import numpy as np
 from scipy import special
-from scipy import stats as sps
 
-from posstats.errors import DesignError
+from posstats.errors import DesignError, InputError
 from posstats.stats.pair_products.terms import Array
 
 #: Halvings of a bracket (to 1e-13 of its width) and doublings of its width when a limit is searched.
 _HALVINGS = 44
 _DOUBLINGS = 60
-#: Degrees of freedom of the chi-square from which on it is a normal distribution for every purpose.
+#: Degrees of freedom from which on a chi-square is a normal distribution, and Student's t too, for every purpose.
 _NORMAL = 1e8
 
 
@@ -150,8 +149,6 @@ class SquareSpread:
         How the first part grows with x.
     third : ndarray
         Third cumulant of the second part.
-    concentration : ndarray
-        1 over the number of directions the second part has, as its estimate's noise counts them: 1 to 1/G.
     df : ndarray
         Degrees of freedom of the documents' covariance: their effective number minus 1.
     """
@@ -162,7 +159,6 @@ class SquareSpread:
     second: Array
     growth: Array
     third: Array
-    concentration: Array
     df: Array
 
     @classmethod
@@ -192,14 +188,12 @@ class SquareSpread:
         second = 2 * squares.sum(axis=(-2, -1))
         first = jackknife - (squares * seen_singly(n)).sum(axis=(-2, -1))
         applied = (pairs @ single[..., None])[..., 0]
-        cubed = pairs @ pairs
-        third = 8 * _triangle_scale(len(n)) * np.maximum((cubed * pairs).sum(axis=(-2, -1)), 0.0)
-        concentration = _divide((cubed**2).sum(axis=(-2, -1)), (second / 2) ** 2)
+        third = 8 * _triangle_scale(len(n)) * np.maximum(((pairs @ pairs) * pairs).sum(axis=(-2, -1)), 0.0)
         df = np.full(estimate.shape, n.sum() ** 2 / (n**2).sum() - 1)
         along = np.maximum((single * applied).sum(axis=-1) - third / 2, 0.0)
         growth = 4 * _divide(third / 4 + along, second + np.maximum(first, 0.0))
         growth = np.maximum(growth, _divide(first, np.maximum(estimate, 2 * np.sqrt(second))))
-        return cls(estimate, jackknife, first, second, growth, third, np.clip(concentration, 1 / len(n), 1.0), df)
+        return cls(estimate, jackknife, first, second, growth, third, df)
 
     def variance(self, x: Array) -> Array:
         """Variance that an estimate of the true value x >= 0 would have.
@@ -210,7 +204,8 @@ class SquareSpread:
         return self.second + self._first(x)
 
     def _first(self, x: Array) -> Array:
-        return np.clip(self.first + self.growth * (x - self.estimate), 0.0, self.growth * np.maximum(x, 0.0))
+        line = np.maximum(self.first, 0.0) + self.growth * (x - np.maximum(self.estimate, 0.0))
+        return np.clip(line, 0.0, self.growth * np.maximum(x, 0.0))
 
     def below(self, x: Array) -> Array:
         """Probability of an estimate as low as this if the true value is x >= 0; falls with x.
@@ -226,11 +221,20 @@ class SquareSpread:
             third = np.maximum(self.third + 1.5 * self.growth * first, 0.0)
             shape = np.clip(8 * variance**3 / third**2, 1.0, _NORMAL)
             share = first / variance
-            df = self.df / (share**2 + (1 - share) ** 2 * self.concentration)
-        z = _normal_score(pivot, shape)
-        p = special.stdtr(df, z)
+            z = _normal_score(pivot, shape, self.df * shape / (1 - share) ** 2)
+            p = special.stdtr(np.minimum(self.df / share**2, _NORMAL), z)
         certain = np.where(self.estimate < x, 0.0, 1.0)
         return np.where(variance > 0, p, certain)
+
+    def p_zero(self) -> Array:
+        """p-value of "the true value is 0" against "it is larger"."""
+        return np.where(self.second > 0, 1 - self.below(np.zeros_like(self.estimate)), self.estimate <= 0)
+
+
+def check_level(level: float) -> None:
+    """Raise InputError unless a confidence level lies in (0, 1)."""
+    if not 0 < level < 1:
+        raise InputError(f"level must lie between 0 and 1, not {level}.")
 
 
 def seen_singly(n: Array) -> Array:
@@ -259,10 +263,11 @@ def _divide(above: Array, below: Array) -> Array:
     return np.divide(above, below, out=np.zeros_like(below), where=below > 0)
 
 
-def _normal_score(pivot: Array, shape: Array) -> Array:
-    """Normal score of a centred, scaled chi-square with `shape` degrees of freedom at `pivot` standard deviations."""
-    value = np.maximum(shape + np.sqrt(2 * shape) * pivot, 0.0)
-    lower, upper = special.gammainc(shape / 2, value / 2), special.gammaincc(shape / 2, value / 2)
+def _normal_score(pivot: Array, shape: Array, df: Array) -> Array:
+    """Normal score of a pivot: a chi-square of `shape` over one of `df`, each by its own number, centred and scaled."""
+    value = np.maximum(1 + np.sqrt(2 / shape) * pivot, 0.0)
+    df = np.minimum(df, _NORMAL)
+    lower, upper = special.fdtr(shape, df, value), special.fdtrc(shape, df, value)
     # The smaller tail keeps its digits.
     return np.where(lower < upper, special.ndtri(lower), -special.ndtri(upper))
 
@@ -307,6 +312,7 @@ def square_interval(spread: SquareSpread, level: float = 0.95) -> SquareInterval
     -------
     SquareInterval
     """
+    check_level(level)
     alpha = 1 - level
 
     def share(x: Array) -> Array:
@@ -324,7 +330,7 @@ def square_interval(spread: SquareSpread, level: float = 0.95) -> SquareInterval
     step = np.sqrt(spread.variance(size))
     high = crossing(too_low, size, size + step)
     low = crossing(low_enough, zero, size)
-    return SquareInterval(spread.estimate, step, np.minimum(low, high), high, 1 - spread.below(zero))
+    return SquareInterval(spread.estimate, step, np.minimum(low, high), high, spread.p_zero())
 
 
 def crossing(beyond, low: Array, high: Array) -> Array:
