@@ -1,7 +1,7 @@
 """Documents as vectors: what the estimators see of a head, without the model.
 
-A document g of n_g sequences is a sum ``x_g = n_g mu + e_g`` in R^q. A leakage is then ``|mu|^2``, estimated by the mean
-product of different documents, and a share or a removal is a ratio of two such products.
+A document g of n_g sequences is a sum ``x_g = n_g mu + e_g`` in R^q. A leakage is then ``|mu|^2``, estimated by the
+mean product of different documents, and a share or a removal is a ratio of two such products.
 """
 
 from dataclasses import dataclass
@@ -68,7 +68,7 @@ def error_at_zero(spectrum: Array, n: Array) -> float:
 
 
 def mean_vectors(rng: np.random.Generator, spectrum: Array, direction: str, square: float, datasets: int) -> Array:
-    """mu of each data set, (data set, 1, q): along the leading eigenvector, or in any direction."""
+    """Means of each data set, (data set, 1, q): along the leading eigenvector, or in any direction."""
     if direction == "leading":
         mu = np.zeros((datasets, 1, len(spectrum)))
         mu[..., 0] = 1.0
@@ -88,7 +88,7 @@ def gram(x: Array, y: Array) -> Array:
 
 
 def pair_mean(products: Array, n: Array) -> tuple[Array, Array]:
-    """Mean over pairs of sequences from distinct documents, (data set,), and without each document, (document, data set)."""
+    """Mean over pairs of sequences from distinct documents, (data set,); without each, (document, data set)."""
     rows = products.sum(axis=2)
     whole = rows.sum(axis=1)
     left = (n.sum() - n) ** 2 - (n**2).sum() + n**2
@@ -108,6 +108,7 @@ class Squares:
 
     @property
     def truth(self) -> float:
+        """Square of mu."""
         return self.effect * error_at_zero(SPECTRA[self.spectrum], sizes(self.sizes, self.n))
 
     def draw(self, rng: np.random.Generator, datasets: int) -> tuple[Array, Array]:
@@ -129,6 +130,7 @@ class Ratios:
 
     @property
     def truth(self) -> float:
+        """The ratio."""
         return 0.5 if self.kind == "share" else 0.6
 
     def draw(self, rng: np.random.Generator, datasets: int) -> tuple[Array, Array, Array]:

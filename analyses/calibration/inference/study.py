@@ -81,8 +81,8 @@ def cells() -> list[Cell]:
     return out
 
 
-def chunks(cell: Cell, datasets: int) -> Iterator[tuple[int, int]]:
-    """Where the chunks of a cell start and stop."""
+def chunks(datasets: int) -> Iterator[tuple[int, int]]:
+    """Where chunks start and stop."""
     for start in range(0, datasets, CHUNK):
         yield start, min(start + CHUNK, datasets)
 
@@ -101,7 +101,7 @@ def main() -> None:
         file = options.out / f"{cell.name}-{options.datasets}.npz"
         if file.exists():
             continue
-        drawn = [cell.draw(start, stop) for start, stop in chunks(cell, options.datasets)]
+        drawn = [cell.draw(start, stop) for start, stop in chunks(options.datasets)]
         partial = file.with_suffix(".partial")
         with partial.open("wb") as stream:
             np.savez(stream, **{name: np.concatenate([one[name] for one in drawn]) for name in drawn[0]})

@@ -50,7 +50,10 @@ def _limits(name: str, interval: SquareInterval, truth: float, unit: float) -> d
 
 
 def _score_t(spread: SquareSpread, x: Array, n: Array) -> tuple[Array, Array]:
-    """``{x : (estimate - x)^2 <= t^2 (second + growth max(x, 0))}``, growth from tr(S^2)/tr(S) within two errors of 0."""
+    """Limits a t quantile of errors away: ``(estimate - x)^2 <= t^2 (second + growth max(x, 0))``.
+
+    The growth is that of tr(S^2)/tr(S) within two errors of 0, and proportional beyond.
+    """
     size = np.maximum(spread.estimate, 1e-300)
     centred = (x - n[:, None] * (x.sum(axis=1) / n.sum())[:, None]) / n.sum()
     # tr S from the documents, tr S^2 from their pairs.

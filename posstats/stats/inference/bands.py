@@ -22,8 +22,8 @@ class Band:
     p : ndarray
         Adjusted p-value of "this value is the null", the chance that the largest |t| of all is as large as this one.
     critical : float
-        Errors that the band reaches to either side: the t quantile for one value or for values that move together, up to
-        that of as many independent ones.
+        Errors that the band reaches to either side: the t quantile for one value or for values that move together, up
+        to that of as many independent ones.
     """
 
     estimate: Array
@@ -68,8 +68,9 @@ def simultaneous_band(
 
     Notes
     -----
-    T. Hothorn, F. Bretz and P. Westfall (2008), Simultaneous inference in general parametric models, Biometrical Journal
-    50, 346-363, doi:10.1002/bimj.200810425; multipliers in place of integration, which allows any number of values.
+    T. Hothorn, F. Bretz and P. Westfall (2008), Simultaneous inference in general parametric models, Biometrical
+    Journal 50, 346-363, doi:10.1002/bimj.200810425; multipliers in place of integration, which allows any number of
+    values.
     """
     check_level(level)
     if n_draws < 100:
@@ -126,9 +127,9 @@ def count_above(
 ) -> Count:
     """Count the values above a threshold, with an interval.
 
-    At least as many lie above as closed testing finds at alpha/2 in the one-sided p-values, and at most as many as it does
-    not find below: the lower limit is the size of the family less the size of the largest subset that a local test does
-    not reject.
+    At least as many lie above as closed testing finds at alpha/2 in the one-sided p-values, and at most as many as it
+    does not find below: the lower limit is the size of the family less the size of the largest subset that a local test
+    does not reject.
 
     Parameters
     ----------
@@ -138,8 +139,8 @@ def count_above(
     threshold : float
     level : float
     simes : bool
-        Local tests by Simes, which needs p-values that depend positively, instead of Bonferroni (then the limits are the
-        numbers of Holm's rejections).
+        Local tests by Simes, which needs p-values that depend positively, instead of Bonferroni (then the limits are
+        the numbers of Holm's rejections).
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""Bootstrap-t: the critical values of a pivot from replicates with a jackknife error each (docs/method.md, section 4)."""
+"""Bootstrap-t: critical values of a pivot from replicates with a jackknife error each (docs/method.md, section 4)."""
 
 import numpy as np
 
@@ -13,8 +13,8 @@ MINIMUM_REPLICATES = 99
 def bootstrap_critical(estimate: Array, replicates: Array, replicate_error: Array, level: float = 0.95) -> Array:
     """Critical value of ``|theta* - theta| / se*``, in place of the t quantile.
 
-    For a ratio A/B take ``theta = A - x B`` at x = A/B, which is 0, and its replicates and their errors at the same x; the
-    result goes into :func:`posstats.stats.inference.ratios.fieller_set` as `critical`.
+    For a ratio A/B take ``theta = A - x B`` at x = A/B, which is 0, and its replicates and their errors at the same x;
+    the result goes into :func:`posstats.stats.inference.ratios.fieller_set` as `critical`.
 
     Parameters
     ----------
@@ -60,8 +60,8 @@ def bootstrap_square_interval(
 
     Notes
     -----
-    Near 0 this is not valid: documents drawn from the recorded ones have a mean of their own, whose square is not 0, and
-    so replicates never show what an estimate of 0 does (docs/calibration.md).
+    Near 0 this is not valid: documents drawn from the recorded ones have a mean of their own, whose square is not 0,
+    and so replicates never show what an estimate of 0 does (docs/calibration.md).
     """
     _check(replicates, level)
     variance = np.maximum(replicate_error**2 + spread.growth * (spread.estimate - replicates), spread.second)

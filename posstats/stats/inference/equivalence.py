@@ -115,8 +115,8 @@ def equivalence(
 def ratio_equivalence(spread: JointSpread, margin: tuple[float, float], level: float = 0.95) -> Equivalence:
     """Whether a ratio A/B lies in a margin, however weak its denominator.
 
-    The ratio lies in [low, high] where ``A - low B`` and ``B`` have one sign and ``A - high B`` the other. B > 0 is part of
-    what the user claims (leakage and magnitudes are squares), so the tests are those of ``A - low B > 0`` and
+    The ratio lies in [low, high] where ``A - low B`` and ``B`` have one sign and ``A - high B`` the other. B > 0 is
+    part of what the user claims (leakage and magnitudes are squares), so the tests are those of ``A - low B > 0`` and
     ``A - high B < 0``: together they imply it.
 
     Parameters

@@ -23,10 +23,12 @@ class RatioSet:
     estimate : ndarray
         Ratio of the estimates; NaN where the denominator is 0.
     low, high : ndarray
-        An interval holds ``low <= x <= high``; two rays hold ``x <= low`` and ``x >= high``; the line has infinite limits.
+        An interval holds ``low <= x <= high``; two rays hold ``x <= low`` and ``x >= high``; the line has infinite
+        limits.
     shape : ndarray of int
-        Index into :data:`SHAPES`. Two rays and the line say that the denominator cannot be told from 0: rays still exclude
-        the values between them. "undefined" where a leave-one-out value is NaN or nothing varies and both parts are 0.
+        Index into :data:`SHAPES`. Two rays and the line say that the denominator cannot be told from 0: rays still
+        exclude the values between them. "undefined" where a leave-one-out value is NaN or nothing varies and both parts
+        are 0.
 
     Examples
     --------
@@ -135,8 +137,8 @@ class JointSpread:
         sequences : ndarray, shape (document,)
             Number of sequences of each document.
         grams : pair of ndarray, shape (..., document, document), optional
-            Products of documents behind numerator and denominator. With them the second order, which the jackknife counts
-            twice, is subtracted, at most half of the jackknife's variance in any direction.
+            Products of documents behind numerator and denominator. With them the second order, which the jackknife
+            counts twice, is subtracted, at most half of the jackknife's variance in any direction.
 
         Returns
         -------

@@ -1,7 +1,7 @@
 """Intervals and tests of means of squares, valid at and near 0 (docs/method.md, section 4).
 
-Leakage, sizes and magnitudes are mean products over pairs of documents, ``sum_{g != h} <x_g, x_h> / pairs``: estimates of
-a squared mean. Near 0 such an estimate is a centred sum of squares, skewed, with a variance that single documents do
+Leakage, sizes and magnitudes are mean products over pairs of documents, ``sum_{g != h} <x_g, x_h> / pairs``: estimates
+of a squared mean. Near 0 such an estimate is a centred sum of squares, skewed, with a variance that single documents do
 not show; far from 0 it is linear in the documents. Both, and what lies between, follow from two things: the estimate
 without each document, and what each pair of documents contributes beyond them.
 """
@@ -95,7 +95,8 @@ def pair_gram(estimate: Array, left_out: Array, pairs: np.ndarray, pair_left_out
     Returns
     -------
     ndarray, shape (..., document, document)
-        ``(P theta - P_(g) theta_(g) - P_(h) theta_(h) + P_(gh) theta_(gh)) / 2``, P the ordered pairs of sequences left.
+        ``(P theta - P_(g) theta_(g) - P_(h) theta_(h) + P_(gh) theta_(gh)) / 2``, P the ordered pairs of sequences
+        left.
     """
     n = np.asarray(sequences, dtype=np.float64)
     if len(pairs) != len(n) * (len(n) - 1) // 2:
@@ -198,8 +199,8 @@ class SquareSpread:
     def variance(self, x: Array) -> Array:
         """Variance that an estimate of the true value x >= 0 would have.
 
-        ``V(x) = second + clip(first + growth (x - estimate), 0, growth x)``: the measured first part, moved along the line
-        on which the two go together, and 0 at x = 0, where single documents have nothing to say.
+        ``V(x) = second + clip(first + growth (x - estimate), 0, growth x)``: the measured first part, moved along the
+        line on which the two go together, and 0 at x = 0, where single documents have nothing to say.
         """
         return self.second + self._first(x)
 
@@ -211,8 +212,8 @@ class SquareSpread:
         """Probability of an estimate as low as this if the true value is x >= 0; falls with x.
 
         The estimate less x, over the root of V(x), as a chi-square with the same skewness, centred and scaled; a normal
-        distribution where that is 0. In one direction and at x = 0 this is exact but for the noise of V, which enters as
-        in Student's t.
+        distribution where that is 0. In one direction and at x = 0 this is exact but for the noise of V, which enters
+        as in Student's t.
         """
         first = self._first(x)
         variance = self.second + first
@@ -252,8 +253,8 @@ def seen_singly(n: Array) -> Array:
 def _triangle_scale(n: int) -> float:
     """Makes the trace of the cubed interactions that of independent documents: 1 direction gets the skewness of 1.
 
-    The trace that U-centring leaves of ``tr S^3`` is N (N-3) (N^4 - 8 N^3 + 19 N^2 - 4 N - 16) / ((N-1) (N-2)^2), enumerated
-    over all signs of one direction for N = 4 to 12; the tests check it by simulation.
+    The trace that U-centring leaves of ``tr S^3`` is N (N-3) (N^4 - 8 N^3 + 19 N^2 - 4 N - 16) / ((N-1) (N-2)^2),
+    enumerated over all signs of one direction for N = 4 to 12; the tests check it by simulation.
     """
     centred = n * (n - 3) * (n**4 - 8 * n**3 + 19 * n**2 - 4 * n - 16) / ((n - 1) * (n - 2) ** 2)
     return float((n * (n - 1)) ** 1.5 / (centred * ((n - 1) / (n - 3)) ** 1.5))
@@ -266,10 +267,11 @@ def _divide(above: Array, below: Array) -> Array:
 def _normal_score(pivot: Array, shape: Array, df: Array) -> Array:
     """Normal score of a pivot: a chi-square of `shape` over one of `df`, each by its own number, centred and scaled."""
     value = np.maximum(1 + np.sqrt(2 / shape) * pivot, 0.0)
-    df = np.minimum(df, _NORMAL)
-    lower, upper = special.fdtr(shape, df, value), special.fdtrc(shape, df, value)
-    # The smaller tail keeps its digits.
-    return np.where(lower < upper, special.ndtri(lower), -special.ndtri(upper))
+    shape, df, value = np.broadcast_arrays(shape, np.minimum(df, _NORMAL), value)
+    score = np.asarray(special.ndtri(special.fdtr(shape, df, value)))
+    far = score > 0  # the smaller tail keeps its digits
+    score[far] = -special.ndtri(special.fdtrc(shape[far], df[far], value[far]))
+    return score
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,9 +300,9 @@ class SquareInterval:
 def square_interval(spread: SquareSpread, level: float = 0.95) -> SquareInterval:
     """Confidence interval of a mean of squares by test inversion.
 
-    It holds each x >= 0 that two one-sided tests do not reject: that an estimate is so low (at ``alpha s(x)``) and that it is
-    so high (at ``alpha (1 - s(x))``). The share s grows from 0 at x = 0, where nothing is below, to 1/2 far from it:
-    the level is alpha at every x, 0 is never rejected by a low estimate, and no interval is empty or below 0.
+    It holds each x >= 0 that two one-sided tests do not reject: that an estimate is so low (at ``alpha s(x)``) and that
+    it is so high (at ``alpha (1 - s(x))``). The share s grows from 0 at x = 0, where nothing is below, to 1/2 far from
+    it: the level is alpha at every x, 0 is never rejected by a low estimate, and no interval is empty or below 0.
 
     Parameters
     ----------

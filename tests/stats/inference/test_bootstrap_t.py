@@ -71,7 +71,8 @@ def test_near_zero_in_one_direction_it_misses_a_weak_truth():
     found, mixture = bootstrap_square_interval(spread, values, errors), square_interval(spread)
     rates = [((x.low <= 2 * unit) & (2 * unit <= x.high)).mean() for x in (found, mixture)]
     assert rates[0] < 0.88 < 0.92 < rates[1]
-    assert (found.low >= 0).all() and (found.high >= found.low).all()
+    assert (found.low >= 0).all()
+    assert (found.high >= found.low).all()
 
 
 def test_nothing_varies():

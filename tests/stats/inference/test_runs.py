@@ -27,7 +27,8 @@ def test_without_document_noise_other_runs_are_welchs_test():
     sides = [two_sides(5)[0], two_sides(4, 1)[1]]
     found = contrast_of_runs(sides, np.zeros(3), 40.0, paired=False)
     np.testing.assert_allclose(found.p, stats.ttest_ind(sides[1], sides[0], equal_var=False).pvalue)
-    assert np.isnan(found.pairing).all() and not found.two_runs
+    assert np.isnan(found.pairing).all()
+    assert not found.two_runs
 
 
 @pytest.mark.parametrize(("k", "paired"), [(2, True), (2, False), (3, True), (3, False)])
@@ -50,9 +51,11 @@ def test_a_single_side_is_a_mean_over_runs():
 def test_runs_that_agree_leave_the_documents():
     same = np.ones((3, 1))
     found = contrast_of_runs([same, same], np.array([0.04]), 17.0, paired=True)
-    assert (found.df[0], found.se_runs[0]) == (17, 0) and np.isnan(found.pairing[0])
+    assert (found.df[0], found.se_runs[0]) == (17, 0)
+    assert np.isnan(found.pairing[0])
     nothing = contrast_of_runs([same, same], np.zeros(1), 17.0, paired=True)
-    assert nothing.se[0] == 0 and np.isnan([nothing.p[0], nothing.df[0]]).all()
+    assert nothing.se[0] == 0
+    assert np.isnan([nothing.p[0], nothing.df[0]]).all()
 
 
 def test_satterthwaite_by_hand():
