@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats as sps
 
-from posstats.stats.inference.squares import check_level, pair_interactions, seen_singly, single_deviations
+from posstats.stats.inference.squares import Flags, check_level, pair_interactions, seen_singly, single_deviations
 from posstats.stats.pair_products.terms import Array
 
 #: Shapes of a confidence set, in the order of their codes.
@@ -50,25 +50,25 @@ class RatioSet:
         """One or some of the sets."""
         return RatioSet(self.estimate[index], self.low[index], self.high[index], self.shape[index])
 
-    def contains(self, x: Array | float) -> NDArray[np.bool_]:
+    def contains(self, x: Array | float) -> Flags:
         """Whether the set holds x."""
         between = (self.low <= x) & (x <= self.high)
         outside = (x <= self.low) | (x >= self.high)
         return self._by_shape(between, outside, True)
 
-    def above(self, x: float) -> NDArray[np.bool_]:
+    def above(self, x: float) -> Flags:
         """Whether all of the set is larger than x."""
         return self._by_shape(self.low > x, False, False)
 
-    def below(self, x: float) -> NDArray[np.bool_]:
+    def below(self, x: float) -> Flags:
         """Whether all of the set is smaller than x."""
         return self._by_shape(self.high < x, False, False)
 
-    def inside(self, low: float, high: float) -> NDArray[np.bool_]:
+    def inside(self, low: float, high: float) -> Flags:
         """Whether all of the set lies in [low, high]."""
         return self._by_shape((low <= self.low) & (self.high <= high), False, False)
 
-    def outside(self, low: float, high: float) -> NDArray[np.bool_]:
+    def outside(self, low: float, high: float) -> Flags:
         """Whether none of the set lies in [low, high]."""
         apart = (self.high < low) | (self.low > high)
         return self._by_shape(apart, (self.low < low) & (high < self.high), False)
@@ -85,7 +85,7 @@ class RatioSet:
     def __str__(self) -> str:
         return "\n".join(self.text())
 
-    def _by_shape(self, interval: Array | bool, rays: Array | bool, line: bool) -> NDArray[np.bool_]:
+    def _by_shape(self, interval: Flags | bool, rays: Flags | bool, line: bool) -> Flags:
         cases = [self.shape == INTERVAL, self.shape == RAYS, self.shape == LINE]
         return np.select(cases, np.broadcast_arrays(interval, rays, line, self.shape)[:3], False).astype(bool)
 

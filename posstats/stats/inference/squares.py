@@ -6,14 +6,17 @@ not show; far from 0 it is linear in the documents. Both, and what lies between,
 without each document, and what each pair of documents contributes beyond them.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import special
 
 from posstats.errors import DesignError, InputError
 from posstats.stats.pair_products.terms import Array
 
+Flags = NDArray[np.bool_]
 #: Halvings of a bracket (to 1e-13 of its width) and doublings of its width when a limit is searched.
 _HALVINGS = 44
 _DOUBLINGS = 60
@@ -75,7 +78,9 @@ def pair_number(sequences: Array) -> float:
     return float(sequences.sum() ** 2 - (sequences**2).sum())
 
 
-def pair_gram(estimate: Array, left_out: Array, pairs: np.ndarray, pair_left_out: Array, sequences: Array) -> Array:
+def pair_gram(
+    estimate: Array, left_out: Array, pairs: NDArray[np.int64], pair_left_out: Array, sequences: Array
+) -> Array:
     """Products of documents, reconstructed from an estimate without each and without every pair of them.
 
     For a mean of pair products they are the products themselves; for an estimate that also depends on a reference,
@@ -321,10 +326,10 @@ def square_interval(spread: SquareSpread, level: float = 0.95) -> SquareInterval
         variance = spread.variance(x)
         return 0.5 * _divide(x**2, x**2 + variance)
 
-    def too_low(x: Array) -> Array:
+    def too_low(x: Array) -> Flags:
         return spread.below(x) < alpha * share(x)
 
-    def low_enough(x: Array) -> Array:
+    def low_enough(x: Array) -> Flags:
         return 1 - spread.below(x) >= alpha * (1 - share(x))
 
     zero = np.zeros_like(spread.estimate)
@@ -335,7 +340,7 @@ def square_interval(spread: SquareSpread, level: float = 0.95) -> SquareInterval
     return SquareInterval(spread.estimate, step, np.minimum(low, high), high, spread.p_zero())
 
 
-def crossing(beyond, low: Array, high: Array) -> Array:
+def crossing(beyond: Callable[[Array], Flags], low: Array, high: Array) -> Array:
     """Where a condition begins to hold above `low`: `low` itself if it holds there, infinite if it never does."""
     for _ in range(_DOUBLINGS):
         short = ~beyond(high)
