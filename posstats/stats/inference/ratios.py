@@ -226,7 +226,7 @@ def fieller_set(spread: JointSpread, level: float = 0.95, critical: Array | floa
         one, two = far / square, np.where(far != 0, constant / far, far / square)
     low, high = np.minimum(one, two), np.maximum(one, two)
     real = cross**2 >= square * constant
-    undefined = ~np.isfinite(square + cross + constant) | ((square == 0) & (cross == 0) & (constant == 0))
+    undefined = ~np.isfinite(square + cross + constant) | (square == 0)
     shape = np.where(square > 0, INTERVAL, np.where(real, RAYS, LINE))
     shape = np.where(undefined, UNDEFINED, shape)
     low = np.select([shape == LINE, undefined], [-np.inf, np.nan], low)

@@ -204,8 +204,9 @@ class SquareSpread:
     def variance(self, x: Array) -> Array:
         """Variance that an estimate of the true value x >= 0 would have.
 
-        ``V(x) = second + clip(first + growth (x - estimate), 0, growth x)``: the measured first part, moved along the
-        line on which the two go together, and 0 at x = 0, where single documents have nothing to say.
+        ``V(x) = second + clip(first + growth (x - estimate), 0, growth x)``, first and estimate not below 0: the
+        measured first part, moved along the line on which the two go together, and 0 at x = 0, where single documents
+        have nothing to say.
         """
         return self.second + self._first(x)
 
@@ -233,8 +234,9 @@ class SquareSpread:
         return np.where(variance > 0, p, certain)
 
     def p_zero(self) -> Array:
-        """p-value of "the true value is 0" against "it is larger"."""
-        return np.where(self.second > 0, 1 - self.below(np.zeros_like(self.estimate)), self.estimate <= 0)
+        """p-value of "the true value is 0" against "it is larger"; NaN where anything is undefined."""
+        p = np.where(self.second > 0, 1 - self.below(np.zeros_like(self.estimate)), self.estimate <= 0)
+        return np.where(np.isfinite(self.first + self.second + self.growth), p, np.nan)
 
 
 def check_level(level: float) -> None:

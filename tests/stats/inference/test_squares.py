@@ -183,6 +183,17 @@ def test_nothing_varies():
     assert (zero.estimate, zero.low, zero.high, zero.p) == (0, 0, 0, 1)
 
 
+def test_undefined_values_stay_undefined():
+    gram = products(np.random.default_rng(13).normal(size=(3, 8, 2)))
+    n = np.ones(8)
+    left_out = np.stack([without(gram, n, g) for g in range(8)])
+    estimate = without(gram, n)
+    left_out[2, 0] = gram[1, 0, 1] = gram[1, 1, 0] = np.nan
+    found = square_interval(SquareSpread.of(estimate, left_out, gram, n))
+    for values in (found.low, found.high, found.p):
+        assert np.isnan(values).tolist() == [True, True, False]
+
+
 def test_one_document_dominates():
     n = np.array([200.0, *np.ones(11)])
     x = np.random.default_rng(6).normal(size=(50, 12, 3)) * n[:, None]
