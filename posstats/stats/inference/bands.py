@@ -3,12 +3,13 @@
 from dataclasses import dataclass
 
 import numpy as np
+from scipy import stats as sps
 
 from posstats.errors import InputError
 from posstats.stats.inference.squares import check_level, single_deviations
 from posstats.stats.pair_products.terms import Array
 
-#: Draws of the largest |t|: the Monte Carlo error of a critical value near 3 is then about 0.01.
+#: Draws of the largest deviation: the Monte Carlo error of a critical value near 3 is then about 0.01.
 DRAWS = 20_000
 
 
@@ -47,8 +48,8 @@ def simultaneous_band(
     """Band over a family of values by the largest |t|, their dependence taken from leaving documents out.
 
     The jackknife deviations of all values, each document times one random normal number, have the covariance of the
-    estimates; divided by their errors and by one common ``sqrt(chi2_df / df)`` per draw they are multivariate t, and
-    the quantile of the largest |t| is the critical value.
+    estimates; divided by their errors they are correlated normals, and the level that the largest of them reaches is
+    read off Student's t: one value, or values that move together, have the t quantile, independent ones Sidak's.
 
     Parameters
     ----------
@@ -79,27 +80,27 @@ def simultaneous_band(
     single = single_deviations(estimate, left_out, n)  # (value, document)
     se = np.sqrt((single**2).sum(axis=1))
     varies = np.isfinite(se) & (se > 0)
-    largest = _largest(single[varies] / se[varies, None], n.sum() ** 2 / (n**2).sum() - 1, n_draws, seed)
-    critical = float(np.quantile(largest, level)) if varies.any() else 0.0
+    df = n.sum() ** 2 / (n**2).sum() - 1
+    largest = _largest(single[varies] / se[varies, None], n_draws, seed)
+    critical = float(sps.t.isf(sps.norm.sf(np.quantile(largest, level)), df)) if varies.any() else 0.0
     with np.errstate(divide="ignore", invalid="ignore"):
-        t = np.abs(estimate - null) / se
-    reached = n_draws - np.searchsorted(largest, t, side="left")
+        z = sps.norm.isf(sps.t.sf(np.abs(estimate - null) / se, df))
+    reached = n_draws - np.searchsorted(largest, z, side="left")
     p = np.where(varies, (reached + 1) / (n_draws + 1), np.nan)
     half = np.where(np.isfinite(se), critical * se, np.nan)
     return Band(estimate, se, estimate - half, estimate + half, p, critical)
 
 
-def _largest(standard: Array, df: float, n_draws: int, seed: int) -> Array:
-    """Sorted largest |t| of every draw; `standard` (value, document) has rows of length 1."""
+def _largest(standard: Array, n_draws: int, seed: int) -> Array:
+    """Sorted largest |normal| of every draw; `standard` (value, document) has rows of length 1."""
     rng = np.random.default_rng(np.random.SeedSequence([seed, 2]))
     largest = np.zeros(n_draws)
-    scale = np.sqrt(rng.chisquare(df, size=n_draws) / df)
     block = max(1, 2**22 // max(1, len(standard)))
     for start in range(0, n_draws, block):
         draws = rng.normal(size=(min(block, n_draws - start), standard.shape[1]))
         if len(standard):
             largest[start : start + block] = np.abs(draws @ standard.T).max(axis=1)
-    return np.sort(largest / scale)
+    return np.sort(largest)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,8 +27,8 @@ class RatioSet:
         limits.
     shape : ndarray of int
         Index into :data:`SHAPES`. Two rays and the line say that the denominator cannot be told from 0: rays still
-        exclude the values between them. "undefined" where a leave-one-out value is NaN or nothing varies and both parts
-        are 0.
+        exclude the values between them. "undefined" where a leave-one-out value is NaN, or the denominator is 0 and
+        does not vary.
 
     Examples
     --------

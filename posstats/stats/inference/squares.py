@@ -27,10 +27,10 @@ _NORMAL = 1e8
 def pair_interactions(gram: Array, sequences: Array) -> Array:
     """What each pair of documents contributes to a mean of pair products beyond what its documents do singly.
 
-    A product is split into ``K_gh = n_h a_g + n_g a_h + q_gh`` by least squares over pairs of distinct documents. For
-    documents of one size this is the U-centring of Székely & Rizzo (2014), with which ``sum q^2 / (G (G-3))`` estimates
-    the mean square of an interaction without bias; here each residual is divided by the root of its own share that the
-    fit leaves, which is the same for documents of one size and holds for others.
+    The products of document means are split into ``k_gh = a_g + a_h + q_gh`` by least squares over pairs of distinct
+    documents: the U-centring of Székely & Rizzo (2014), with which ``sum q^2 / (G (G-3))`` estimates the mean square of
+    an interaction without bias. Every document counts once in the fit, however many sequences it has: a large one
+    would otherwise fit itself, and hide what it does.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ def pair_interactions(gram: Array, sequences: Array) -> Array:
     Returns
     -------
     ndarray, shape (..., document, document)
-        ``q_gh / pairs``, pairs = ``(sum n)^2 - sum n^2``; symmetric, zero diagonal.
+        ``sqrt((G-1) / (G-3)) n_g n_h q_gh / pairs``, pairs = ``(sum n)^2 - sum n^2``; symmetric, zero diagonal.
 
     Raises
     ------
