@@ -66,8 +66,8 @@ def write(cells: Iterable["Cell"], folder: Path, datasets: int, docs: Path) -> N
     page = docs / "calibration-inference.md"
     text = page.read_text(encoding="utf-8")
     for name, lines in shown.items():
-        pattern = rf"(<!-- table: {re.escape(name)} -->\n).*?(\n<!-- end -->)"
-        table = _markdown(lines)
+        pattern = rf"(<!-- table: {re.escape(name)} -->\n).*?(<!-- end -->)"
+        table = _markdown(lines) + "\n"
         text = re.sub(pattern, lambda match, table=table: match[1] + table + match[2], text, flags=re.DOTALL)
     page.write_text(text, encoding="utf-8")
 
