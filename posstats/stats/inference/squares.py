@@ -349,10 +349,10 @@ def crossing(beyond: Callable[[Array], Flags], low: Array, high: Array) -> Array
         if not short.any():
             break
         high = np.where(short, 2 * high - low, high)
-    start = low
-    holds = beyond(low)
+    start, holds = low, beyond(low)
+    never = ~beyond(high) & (high > low)
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         past = beyond(middle)
         low, high = np.where(past, low, middle), np.where(past, middle, high)
-    return np.where(holds, start, high)
+    return np.where(holds, start, np.where(never, np.inf, high))

@@ -10,6 +10,7 @@ from posstats.errors import DesignError, InputError
 from posstats.stats.inference.resample import document_pairs, interval, jackknife_error
 from posstats.stats.inference.squares import (
     SquareSpread,
+    crossing,
     pair_gram,
     pair_interactions,
     pair_number,
@@ -198,7 +199,8 @@ def test_one_document_dominates():
     n = np.array([200.0, *np.ones(11)])
     x = np.random.default_rng(6).normal(size=(50, 12, 3)) * n[:, None]
     found = square_interval(measured(products(x), n))
-    assert np.isfinite([found.low, found.high]).all()
+    assert np.isfinite(found.low).all()
+    assert (found.high > found.estimate).all()
     assert (found.low == 0).mean() > 0.8
 
 
@@ -278,3 +280,9 @@ def test_what_was_done_before_fails_the_same_bounds(effect):
     options = {"pairs": pairs, "pair_left_out": pair_left_out, "squared": True, "method": "corrected_jackknife"}
     for found in (interval(estimate, left_out), interval(estimate, left_out, **options)):
         assert ((found.low <= truth) & (truth <= found.high)).sum() < 0.915 * datasets
+
+
+def test_a_limit_is_where_a_condition_begins_to_hold():
+    low, high = np.zeros(4), np.array([1.0, 1.0, 1.0, 0.0])
+    start = np.array([0.3, 700.0, np.inf, 0.0])
+    np.testing.assert_allclose(crossing(lambda x: x >= start, low, high), start, rtol=1e-9)
