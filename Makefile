@@ -1,7 +1,7 @@
 # make analyze   dump the default model (once), analyse, print the headline table; PROFILE=quick for a small one
 # make report    the same, then everything on one HTML page that needs no network
 # make test      the whole test suite
-# make calibrate coverage and type I error by simulation, half an hour; writes docs/calibration.md's tables anew
+# make calibrate coverage and type I error by simulation, within an hour; writes the tables of docs/calibration*.md anew
 # make bench     speed and memory, QUICK=1 for small sizes; writes analyses/results/bench
 # make train     train the adapted models again, one to two hours, and compare them with those in data/adapters
 # make claims    every variant and adapted model against the claims, QUICK=1 for small sizes; writes docs/claims-results.md
@@ -50,6 +50,7 @@ test: $(VENV)/.ready-test
 calibrate: $(VENV)/.ready
 	$(BIN)/python -m analyses.calibration --datasets $(DATASETS) --processes $(JOBS) --docs docs
 	$(BIN)/python -m analyses.calibration.clustered --processes $(JOBS) --docs docs
+	$(BIN)/python -m analyses.calibration.inference --docs docs
 
 bench: $(VENV)/.ready
 	$(BIN)/python -m analyses.bench $(if $(QUICK),--quick) $(if $(MODEL),--model "$(MODEL)")
