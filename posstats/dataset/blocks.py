@@ -189,8 +189,10 @@ def _needed(data: xr.Dataset) -> xr.Dataset:
 def _field(layer: xr.Dataset) -> LayerField:
     codes, _ = document_codes(layer)
     loaded = read(layer)
+    recorded = {name: loaded[name].values for name in RECORDED}
+    check_seal(loaded, recorded["logit"], recorded["logit_total"])
     return LayerField.of(
-        {name: loaded[name].values for name in RECORDED},
+        recorded,
         codes,
         loaded.visible_keys.values.astype(np.int64),
         loaded.learned_sink.values.astype(np.float64),

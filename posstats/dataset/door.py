@@ -160,7 +160,8 @@ def _checked(data: xr.Dataset, names: Sequence[str]) -> xr.Dataset:
     _check_labels(data, needed)
     for name in names:
         variable = data[name]
-        if set(variable.dims) != set(_DIMS[name]):
+        spare = {"sequence"} if name == "relative" else set()  # terms with a steady state of each sequence's own
+        if set(variable.dims) - spare != set(_DIMS[name]):
             raise InputError(
                 f"{name} must have the dimensions {', '.join(_DIMS[name])}, not {', '.join(map(str, variable.dims))}."
             )

@@ -12,7 +12,7 @@ from tests.estimators.test_leakage import DOCUMENTS, LENGTH, OFFSETS, logits, pi
 from tests.stats.test_regression import BruteCR2
 
 pytestmark = pytest.mark.filterwarnings("ignore::posstats.errors.FewDocumentsWarning")
-TESTED = ("log_attention", "mask", "sink", "logit_drift", "denominator_drift")
+TESTED = ("log_attention", "mask", "sink", "redistribution")
 SLOPE = "log2(i+1)"
 
 
@@ -46,7 +46,7 @@ def test_equals_the_table(tests, condition, term):
         assert_equals_row(fit, row, level=0.9)
 
 
-@pytest.mark.parametrize("term", ["log_attention", "sink", "logit_drift", "denominator_drift"])
+@pytest.mark.parametrize("term", ["log_attention", "sink", "redistribution"])
 def test_rows_are_the_values_of_the_term(dump, term):
     """Against the brute force, and statsmodels' own formula on those rows."""
     fit = ps.position_tests(dump, reference="fixed").model(condition="baseline", layer=1, head=0, term=term)
@@ -88,8 +88,8 @@ def test_some_offsets_and_shuffled_labels(dump):
     tests = ps.position_tests(one, offsets=[0, 3])
     for layer in (2, 4):
         for head in (3, 7):
-            row = pick(tests.table, layer=layer, head=head, term="logit_drift")
-            fit = tests.model(layer=layer, head=head, term="logit_drift")
+            row = pick(tests.table, layer=layer, head=head, term="redistribution")
+            fit = tests.model(layer=layer, head=head, term="redistribution")
             assert_equals_row(fit, row, level=0.95)
     assert fit.params.index.tolist() == ["offset=0", "offset=3", SLOPE]
     assert fit.nobs == len(DOCUMENTS) * (LENGTH - 1 - 4) * 2

@@ -166,7 +166,7 @@ class TestResult:
             ps.readers(ds.sel(condition=["baseline", "bos@4"]))
         with pytest.raises(InputError, match="baseline"):
             ps.readers(ds.drop_sel(condition="baseline"))
-        with pytest.raises(InputError, match="found from a dump"):
+        with pytest.raises(InputError, match="estimated from a dump"):
             ps.readers(ds.drop_vars("logit"))
         with pytest.raises(DesignError, match="i >= 16"):
             ps.readers(position0.synthetic(length=32))
