@@ -4,6 +4,7 @@ A dataset that passes holds whole recordings, with all dimensions and labels tha
 """
 
 from collections.abc import Sequence
+from numbers import Integral
 
 import numpy as np
 import xarray as xr
@@ -155,6 +156,17 @@ def check_seal(data: xr.Dataset, logit: np.ndarray, sums: np.ndarray) -> None:
         )
 
 
+def check_sink(sink_logit: np.ndarray, visible: np.ndarray) -> None:
+    """Raise NumericalError unless logits on position 0, (..., query), are NaN just where it is not among the keys.
+
+    `visible`, (query,), is the number of keys visible to each query.
+    """
+    if (np.isnan(sink_logit) != (visible <= np.arange(len(visible)))).any():
+        raise NumericalError(
+            "sink_logit must be a number where position 0 is visible, and NaN elsewhere: these are changed or damaged."
+        )
+
+
 def _dataset(data: object) -> xr.Dataset:
     if not isinstance(data, xr.Dataset):
         raise InputError(
@@ -181,7 +193,10 @@ def _checked(data: xr.Dataset, names: Sequence[str]) -> xr.Dataset:
         counted = VARIABLES[name].units == "1" if name in VARIABLES else False
         if variable.dtype.kind not in ("iuf" if counted else "f"):
             raise InputError(f"{name} must hold {'numbers' if counted else 'floats'}, not {variable.dtype}.")
+    _check_keys(data)
     length = data.attrs.get("length", data.sizes["query"])
+    if not isinstance(length, Integral):
+        raise InputError(f"The attribute length must be the number of tokens that were recorded, not {shown(length)}.")
     if length != data.sizes["query"]:
         raise InputError(
             f"This dataset holds {data.sizes['query']} of the {length} queries that were recorded. A dump cannot be "
@@ -233,6 +248,17 @@ def _check_labels(data: xr.Dataset, needed: set[str]) -> None:
             )
 
 
+def _check_keys(data: xr.Dataset) -> None:
+    """Raise InputError where numbers of visible keys, or learned sinks, are none that a model can have."""
+    # In this thread: a cluster that is at hand may have no worker yet, and this is little.
+    keys = data[["visible_keys", "learned_sink"]].compute(scheduler=get_sync)
+    visible, learned = keys.visible_keys.transpose(..., "query").values, keys.learned_sink.values
+    if not ((visible == np.round(visible)) & (visible >= 1) & (visible <= np.arange(1, visible.shape[-1] + 1))).all():
+        raise InputError("visible_keys must be whole numbers from 1 to i + 1 at query i: these are changed or damaged.")
+    if np.isnan(learned).any() or np.isposinf(learned).any():
+        raise InputError("learned_sink must be a number, or -inf where there is none: these are changed or damaged.")
+
+
 def _repeated(values: np.ndarray) -> list[object]:
     there = values.tolist()
     return [label for label in dict.fromkeys(there) if there.count(label) > 1]
@@ -243,7 +269,9 @@ def _check_first(data: xr.Dataset) -> None:
 
     It holds for functions too that read no logits.
     """
-    first = data[["logit", "logit_sum_by_lag"]].isel(condition=0, layer=0, head=0)
+    names = ["logit", "logit_sum_by_lag", "sink_logit", "visible_keys"]
+    first = data[names].isel(condition=0, layer=0, head=0, missing_dims="ignore")
     first = first.compute(scheduler=get_sync)  # in this thread: a cluster that is at hand may have no worker yet
     logit, sums = first.logit.transpose("sequence", "query", "offset"), first.logit_sum_by_lag.transpose(..., "lag")
     check_seal(data, logit.values, sums.values)
+    check_sink(first.sink_logit.transpose(..., "query").values, first.visible_keys.values)
