@@ -43,28 +43,11 @@ _KINDS = {"condition": "", "layer": "iu", "head": "iu", "offset": "iu"}
 
 
 def whole_dump(data: object, names: Sequence[str] = (), what: str = "This estimate reads a dump") -> xr.Dataset:
-    """Return a dump with all its dimensions, or say what is wrong with it.
+    """Return a dump with all its dimensions: scalar selections have size 1 again, nothing else is changed.
 
-    Parameters
-    ----------
-    data : object
-        What a user passed.
-    names : sequence of str
-        Variables needed beside those that tell whether the recording is whole.
-    what : str
-        Beginning of the message where one is missing.
-
-    Returns
-    -------
-    xarray.Dataset
-        Scalar selections are dimensions of size 1 again; nothing else is changed.
-
-    Raises
-    ------
-    InputError
-        If it is no dump, has been shortened, or lacks a variable, dimension or label.
-    NumericalError
-        If its numbers do not agree with each other.
+    `names` are needed beside :data:`DUMP`; `what` begins the message where a variable is missing. Raises InputError if
+    `data` is no dump, has been shortened, or lacks a variable, dimension or label, and NumericalError if its numbers
+    do not agree with each other.
     """
     data = _dataset(data)
     if missing := [name for name in dict.fromkeys((*names, *DUMP)) if name not in data]:
@@ -78,23 +61,9 @@ def whole_dump(data: object, names: Sequence[str] = (), what: str = "This estima
 
 
 def whole_recording(data: object, offsets: object = None) -> xr.Dataset:
-    """Return a dump or terms with all dimensions, restricted to some offsets, or say what is wrong.
+    """Return a dump or terms with all dimensions, at some offsets (None: all).
 
-    Parameters
-    ----------
-    data : object
-        What a user passed.
-    offsets : sequence of int, optional
-        Offsets to keep; all if not given.
-
-    Returns
-    -------
-    xarray.Dataset
-
-    Raises
-    ------
-    InputError, NumericalError
-        As :func:`whole_dump`, and where an offset is not there, or is given twice.
+    Raises as :func:`whole_dump`, and InputError where an offset is not there, or is given twice.
     """
     data = _dataset(data)
     if "logit_drift" not in data:
@@ -136,14 +105,8 @@ def tolerance_of(data: xr.Dataset) -> tuple[str, float]:
 def check_seal(data: xr.Dataset, logit: np.ndarray, sums: np.ndarray) -> None:
     """Raise NumericalError where recorded sums do not agree with the logits: they belong to other queries or numbers.
 
-    Parameters
-    ----------
-    data : xarray.Dataset
-        The logits belong to it: its offsets, and the number format of its model.
-    logit : ndarray, shape (..., query, offset)
-        NaN where a key is not an ordinary visible one.
-    sums : ndarray, shape (..., lag)
-        Sums of the logits over all queries.
+    `logit` (..., query, offset) is NaN where a key is not an ordinary visible one; `sums` (..., lag) are over all
+    queries; `data`, to which both belong, tells the offsets and the number format of its model.
     """
     seen = np.where(np.isnan(logit), 0.0, logit.astype(np.float64))
     size = np.abs(seen).sum(axis=-2)
