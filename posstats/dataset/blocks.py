@@ -15,7 +15,7 @@ import xarray as xr
 from dask.local import get_sync
 from dask.utils import parse_bytes
 
-from posstats.dataset.door import RECORDED
+from posstats.dataset.door import RECORDED, check_seal, check_sink
 from posstats.dataset.terms import document_codes
 from posstats.errors import InputError
 from posstats.stats.pair_products.components import LayerField
@@ -36,23 +36,15 @@ _Data = TypeVar("_Data", xr.Dataset, xr.DataArray)
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Some heads of one layer, of one or several paired datasets.
+    """Some heads of one layer, of one or several paired datasets."""
 
-    Attributes
-    ----------
-    layer : int
-        Label of the layer.
-    heads : slice
-        Which of its heads, by number.
-    last : bool
-        Whether no block of this layer follows.
-    parts : tuple of xarray.Dataset
-        Their data, not loaded unless the dataset was.
-    """
-
+    #: Label of the layer.
     layer: int
+    #: Which of its heads, by number.
     heads: slice
+    #: Whether no block of this layer follows.
     last: bool
+    #: Their data, not loaded unless the dataset was.
     parts: tuple[xr.Dataset, ...]
 
     def __reduce__(self) -> tuple[type["Block"], tuple[object, ...]]:
@@ -81,23 +73,12 @@ def read(data: _Data) -> _Data:
 
 
 def head_blocks(*sources: xr.Dataset, products: int = 0, bound: float | None = None) -> Iterator[Block]:
-    """Blocks of all layers, none of them read.
+    """Blocks of all layers, none of them read, one layer after the other in the order of their labels: sums over
+    layers then have the same last digit in whatever order the layers lie.
 
-    Parameters
-    ----------
-    *sources : xarray.Dataset
-        Of a single condition each, with the same layers and heads; several are read together. They should hold what
-        the job needs and no more.
-    products : int
-        How many numbers per head and pair of documents a job makes, which count as its data do.
-    bound : float, optional
-        Bytes of a block in double precision; as configured (:data:`BLOCK_BYTES`) if not given.
-
-    Yields
-    ------
-    Block
-        Of one layer after the other, in the order of their labels: sums over layers then have the same last digit in
-        whatever order the layers lie.
+    `sources`, of a single condition each, have the same layers and heads and are read together; they should hold no
+    more than the job needs. `products` counts the numbers that a job makes per head and pair of documents, as its data
+    do; `bound` is bytes of a block in double precision, as configured (:data:`BLOCK_BYTES`) if None.
     """
     first = sources[0]
     labels = first.layer.values.tolist()
@@ -111,32 +92,16 @@ def head_blocks(*sources: xr.Dataset, products: int = 0, bound: float | None = N
 
 
 def field_blocks(*sources: xr.Dataset, products: int = 0, bound: float | None = None) -> Iterator[Block]:
-    """Blocks of dumps, or terms, of which :meth:`Block.fields` makes sums per document.
+    """Blocks, as of :func:`head_blocks`, of dumps or terms of which :meth:`Block.fields` makes sums per document.
 
-    Parameters
-    ----------
-    *sources : xarray.Dataset
-        Of a single condition each (no condition dimension). A dump is read as it is: what is estimated does not need
-        the terms of every sequence.
-    products, bound
-        As for :func:`head_blocks`.
-
-    Raises
-    ------
-    InputError
-        For terms with a reference per sequence.
+    A dump is read as it is: what is estimated does not need the terms of every sequence. Raises InputError for terms
+    with a reference per sequence.
     """
     return head_blocks(*map(_needed, sources), products=products, bound=bound)
 
 
 def layer_fields(data: xr.Dataset) -> Iterator[tuple[int, LayerField]]:
-    """Fields of whole layers, (layer label, field), one in memory at a time.
-
-    Parameters
-    ----------
-    data : xarray.Dataset
-        As for :func:`field_blocks`.
-    """
+    """Fields of whole layers, (layer label, field), one in memory at a time; `data` as for :func:`field_blocks`."""
     return ((block.layer, field) for block in field_blocks(data, bound=np.inf) for field in block.fields())
 
 
@@ -191,6 +156,7 @@ def _field(layer: xr.Dataset) -> LayerField:
     loaded = read(layer)
     recorded = {name: loaded[name].values for name in RECORDED}
     check_seal(loaded, recorded["logit"], recorded["logit_total"])
+    check_sink(recorded["sink_logit"], loaded.visible_keys.values)
     return LayerField.of(
         recorded,
         codes,

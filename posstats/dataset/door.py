@@ -4,6 +4,7 @@ A dataset that passes holds whole recordings, with all dimensions and labels tha
 """
 
 from collections.abc import Sequence
+from numbers import Integral
 
 import numpy as np
 import xarray as xr
@@ -36,28 +37,11 @@ _KINDS = {"condition": "", "layer": "iu", "head": "iu", "offset": "iu"}
 
 
 def whole_dump(data: object, names: Sequence[str] = (), what: str = "This estimate reads a dump") -> xr.Dataset:
-    """Return a dump with all its dimensions, or say what is wrong with it.
+    """Return a dump with all its dimensions: scalar selections have size 1 again, nothing else is changed.
 
-    Parameters
-    ----------
-    data : object
-        What a user passed.
-    names : sequence of str
-        Variables needed beside those that tell whether the recording is whole.
-    what : str
-        Beginning of the message where one is missing.
-
-    Returns
-    -------
-    xarray.Dataset
-        Scalar selections are dimensions of size 1 again; nothing else is changed.
-
-    Raises
-    ------
-    InputError
-        If it is no dump, has been shortened, or lacks a variable, dimension or label.
-    NumericalError
-        If its numbers do not agree with each other.
+    `names` are needed beside :data:`DUMP`; `what` begins the message where a variable is missing. Raises InputError if
+    `data` is no dump, has been shortened, or lacks a variable, dimension or label, and NumericalError if its numbers
+    do not agree with each other.
     """
     data = _dataset(data)
     if missing := [name for name in dict.fromkeys((*names, *DUMP)) if name not in data]:
@@ -71,23 +55,9 @@ def whole_dump(data: object, names: Sequence[str] = (), what: str = "This estima
 
 
 def whole_recording(data: object, offsets: object = None) -> xr.Dataset:
-    """Return a dump or terms with all dimensions, restricted to some offsets, or say what is wrong.
+    """Return a dump or terms with all dimensions, at some offsets (None: all).
 
-    Parameters
-    ----------
-    data : object
-        What a user passed.
-    offsets : sequence of int, optional
-        Offsets to keep; all if not given.
-
-    Returns
-    -------
-    xarray.Dataset
-
-    Raises
-    ------
-    InputError, NumericalError
-        As :func:`whole_dump`, and where an offset is not there, or is given twice.
+    Raises as :func:`whole_dump`, and InputError where an offset is not there, or is given twice.
     """
     data = whole_dump(data, ("relative",) if isinstance(data, xr.Dataset) and "relative" in data else ())
     return chosen(data, "offset", offsets)
@@ -122,14 +92,8 @@ def tolerance_of(data: xr.Dataset) -> tuple[str, float]:
 def check_seal(data: xr.Dataset, logit: np.ndarray, sums: np.ndarray) -> None:
     """Raise NumericalError where recorded sums do not agree with the logits: they belong to other queries or numbers.
 
-    Parameters
-    ----------
-    data : xarray.Dataset
-        The logits belong to it: its offsets, and the number format of its model.
-    logit : ndarray, shape (..., query, offset)
-        NaN where a key is not an ordinary visible one.
-    sums : ndarray, shape (..., offset)
-        Sums of the logits over all queries, as they were recorded.
+    `logit` (..., query, offset) is NaN where a key is not an ordinary visible one; `sums` (..., offset) are over all
+    queries; `data`, to which both belong, tells the number format of its model.
     """
     seen = np.where(np.isnan(logit), 0.0, logit.astype(np.float64))
     size = np.abs(seen).sum(axis=-2)
@@ -139,6 +103,17 @@ def check_seal(data: xr.Dataset, logit: np.ndarray, sums: np.ndarray) -> None:
         raise NumericalError(
             "The logits of this dataset do not add up to the sums recorded with them: it holds a part of the queries, "
             "or numbers that were packed, filled in or changed. Pass what open_dump(path) returns, all queries of it."
+        )
+
+
+def check_sink(sink_logit: np.ndarray, visible: np.ndarray) -> None:
+    """Raise NumericalError unless logits on position 0, (..., query), are NaN just where it is not among the keys.
+
+    `visible`, (query,), is the number of keys visible to each query.
+    """
+    if (np.isnan(sink_logit) != (visible <= np.arange(len(visible)))).any():
+        raise NumericalError(
+            "sink_logit must be a number where position 0 is visible, and NaN elsewhere: these are changed or damaged."
         )
 
 
@@ -168,7 +143,10 @@ def _checked(data: xr.Dataset, names: Sequence[str]) -> xr.Dataset:
         counted = VARIABLES[name].units == "1" if name in VARIABLES else False
         if variable.dtype.kind not in ("iuf" if counted else "f"):
             raise InputError(f"{name} must hold {'numbers' if counted else 'floats'}, not {variable.dtype}.")
+    _check_keys(data)
     length = data.attrs.get("length", 2 * data.sizes["query"])
+    if not isinstance(length, Integral):
+        raise InputError(f"The attribute length must be the number of tokens that were recorded, not {shown(length)}.")
     if length != 2 * data.sizes["query"]:
         raise InputError(
             f"This dataset holds {data.sizes['query']} queries, which is not the half of {length} tokens that a "
@@ -220,6 +198,17 @@ def _check_labels(data: xr.Dataset, needed: set[str]) -> None:
             )
 
 
+def _check_keys(data: xr.Dataset) -> None:
+    """Raise InputError where numbers of visible keys, or learned sinks, are none that a model can have."""
+    # In this thread: a cluster that is at hand may have no worker yet, and this is little.
+    keys = data[["visible_keys", "learned_sink"]].compute(scheduler=get_sync)
+    visible, learned = keys.visible_keys.transpose(..., "query").values, keys.learned_sink.values
+    if not ((visible == np.round(visible)) & (visible >= 1) & (visible <= np.arange(1, visible.shape[-1] + 1))).all():
+        raise InputError("visible_keys must be whole numbers from 1 to i + 1 at query i: these are changed or damaged.")
+    if np.isnan(learned).any() or np.isposinf(learned).any():
+        raise InputError("learned_sink must be a number, or -inf where there is none: these are changed or damaged.")
+
+
 def _repeated(values: np.ndarray) -> list[object]:
     there = values.tolist()
     return [label for label in dict.fromkeys(there) if there.count(label) > 1]
@@ -230,7 +219,9 @@ def _check_first(data: xr.Dataset) -> None:
 
     It holds for functions too that read no logits.
     """
-    first = data[["logit", "logit_total"]].isel(condition=0, layer=0, head=0)
+    names = ["logit", "logit_total", "sink_logit", "visible_keys"]
+    first = data[names].isel(condition=0, layer=0, head=0, missing_dims="ignore")
     first = first.compute(scheduler=get_sync)  # in this thread: a cluster that is at hand may have no worker yet
     logit, sums = first.logit.transpose("sequence", "query", "offset"), first.logit_total.transpose(..., "offset")
     check_seal(data, logit.values, sums.values)
+    check_sink(first.sink_logit.transpose(..., "query").values, first.visible_keys.values)

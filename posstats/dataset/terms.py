@@ -8,7 +8,7 @@ import xarray as xr
 from dask.local import get_sync
 
 from posstats.arguments import choice
-from posstats.dataset.door import DUMP, check_seal, chosen, whole_dump
+from posstats.dataset.door import DUMP, check_seal, check_sink, chosen, whole_dump
 from posstats.dataset.parameters import explained
 from posstats.errors import DesignError, FewDocumentsWarning, InputError
 from posstats.stats.inference.documents import effective_documents
@@ -83,6 +83,7 @@ def decompose(
 
     def one_head(logit, sink_logit, rest, total, steady_logit, log_sum, visible, learned):  # type: ignore[no-untyped-def]
         check_seal(ds, logit, total)
+        check_sink(sink_logit, visible)
 
         def split(part: slice) -> list[np.ndarray]:
             steady = SteadyState.of(steady_logit[part, None], log_sum[part, None]).mean()

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from posstats.errors import InputError
+
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
@@ -39,3 +41,13 @@ def replace_durably(temporary: Path, path: Path) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Create a folder and write into it; raise InputError with the reason where that cannot be done."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise InputError(f"cannot write to {folder}: {error.strerror or error}") from error

@@ -14,6 +14,7 @@ from matplotlib.axes import Axes
 
 from posstats.arguments import choice, labels, number, path_of, shown, text
 from posstats.errors import InputError
+from posstats.execution.files import writing
 from posstats.figures.drawing import (
     COLOURS,
     GREY,
@@ -280,22 +281,20 @@ def save_figure(ax: Axes, folder: str | Path, name: str) -> list[Path]:
     Raises
     ------
     InputError
-        If the axes have been removed from their figure.
+        If the axes have been removed from their figure, or the folder cannot be written to.
     """
     if not isinstance(ax, Axes):
         raise InputError(f"Save axes of matplotlib, as every figure returns, not {shown(ax)}.")
     folder, name = path_of("folder", folder), text("name", name)
-    folder.mkdir(parents=True, exist_ok=True)
     figure = ax.get_figure(root=True)
     if figure is None:
         raise InputError("These axes belong to no figure; nothing can be saved.")
-    paths = []
-    for ending, metadata in _METADATA.items():
-        paths.append(folder / f"{name}.{ending}")
-        # Fonts embedded as TrueType: text in the PDF stays text.
-        with mpl.rc_context({"pdf.fonttype": 42}):
-            figure.savefig(paths[-1], dpi=_DPI, bbox_inches="tight", metadata=metadata)
-    return paths
+    paths = {folder / f"{name}.{ending}": metadata for ending, metadata in _METADATA.items()}
+    # Fonts embedded as TrueType: text in the PDF stays text.
+    with writing(folder), mpl.rc_context({"pdf.fonttype": 42}):
+        for path, metadata in paths.items():
+            figure.savefig(path, dpi=_DPI, bbox_inches="tight", metadata=metadata)
+    return list(paths)
 
 
 def _one_condition(result: Result, keys: list[str]) -> pd.DataFrame:

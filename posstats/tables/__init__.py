@@ -1,10 +1,5 @@
-"""Tables of results as JSON, CSV, Markdown, LaTeX and text, and the headline."""
+"""Tables of results as JSON, CSV, Markdown, LaTeX and text, and the headline. What notebooks call is here."""
 
-from posstats.tables.table import Table as Table
-from posstats.tables.table import table_of as table_of
-from posstats.tables.table import to_csv as to_csv
-from posstats.tables.table import to_json as to_json
-from posstats.tables.table import to_latex as to_latex
-from posstats.tables.table import to_markdown as to_markdown
-from posstats.tables.table import to_text as to_text
-from posstats.tables.table import write_table as write_table
+from posstats.tables.table import Table, table_of, to_csv, to_json, to_latex, to_markdown, to_text, write_table
+
+__all__ = ["Table", "table_of", "to_csv", "to_json", "to_latex", "to_markdown", "to_text", "write_table"]

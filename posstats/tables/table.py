@@ -18,6 +18,7 @@ import pandas as pd
 
 from posstats.arguments import path_of, shown, text
 from posstats.errors import InputError
+from posstats.execution.files import writing
 from posstats.results.base import Result, check_result
 from posstats.results.cells import View, in_order, is_text, one_line, view_of
 from posstats.results.columns import COLUMNS
@@ -399,12 +400,17 @@ def write_table(table: Table | Result, folder: str | Path, name: str) -> list[Pa
     -------
     list of Path
         The four files.
+
+    Raises
+    ------
+    InputError
+        If it is neither a table nor a result, or the folder cannot be written to.
     """
     table, folder, name = _as_table(table), path_of("folder", folder), text("name", name)
-    folder.mkdir(parents=True, exist_ok=True)
     contents = contents_of(table, name)
-    for file, content in contents.items():
-        (folder / file).write_text(content, encoding="utf-8", newline="\n")
+    with writing(folder):
+        for file, content in contents.items():
+            (folder / file).write_text(content, encoding="utf-8", newline="\n")
     return [folder / file for file in contents]
 
 

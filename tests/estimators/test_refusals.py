@@ -195,6 +195,30 @@ def test_a_changed_number_anywhere_is_noticed_where_it_is_read():
     assert not whole.table.equals(ps.leakage(DS, **QUICK).table)
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"visible_keys": DS.visible_keys + 1}, "visible_keys must be whole numbers from 1"),
+        ({"visible_keys": DS.visible_keys - 1}, "visible_keys must be whole numbers from 1"),
+        ({"visible_keys": DS.visible_keys * np.nan}, "visible_keys must be whole numbers from 1"),
+        ({"visible_keys": DS.visible_keys - 0.5}, "visible_keys must be whole numbers from 1"),
+        ({"learned_sink": DS.learned_sink * np.nan}, "learned_sink must be a number"),
+        ({"learned_sink": -DS.learned_sink}, "learned_sink must be a number"),
+        ({"sink_logit": DS.sink_logit.where(DS["query"] != 20)}, "sink_logit must be a number where position 0"),
+        ({"sink_logit": DS.sink_logit.where(DS["layer"] == 0)}, "sink_logit must be a number where position 0"),
+    ],
+)
+@pytest.mark.parametrize("function", [ps.decompose, ps.leakage, ps.shares, ps.position_tests])
+def test_masks_that_no_model_has(function, changes, words):
+    refused(
+        lambda: function(DS.assign(changes)).load() if function is ps.decompose else function(DS.assign(changes)), words
+    )
+
+
+def test_a_length_is_a_number():
+    refused(lambda: ps.leakage(DS.assign_attrs(length="64")), "attribute length must be the number of tokens")
+
+
 def test_layers_read_depths_that_must_be_there():
     refused(lambda: ps.earlier_metrics(DS.isel(depth=[0]), **QUICK), "depth of a layer must be chosen from 0")
     probed = DS.assign(
@@ -322,6 +346,11 @@ def test_tables_take_tables_and_results(results, tmp_path):
     refused(lambda: tables.write_table(results["leakage"], tmp_path, None), "name must be text")
     refused(lambda: tables.to_latex(results["leakage"], 3), "label must be text")
     refused(lambda: leakage_figures.save_figure("ax", tmp_path, "x"), "axes of matplotlib")
+    file = tmp_path / "file"
+    file.touch()
+    refused(lambda: tables.write_table(results["leakage"], file / "in", "x"), "cannot write to")
+    refused(lambda: leakage_figures.save_figure(Figure().add_subplot(), file, "x"), "cannot write to")
+    file.unlink()
     refused(lambda: results["leakage"].summary("all"), "rows must be a whole number")
     assert list(tmp_path.iterdir()) == []
 

@@ -125,7 +125,7 @@ class TestEdges:
     def test_not_finite(self, ds):
         broken = ds.copy(deep=True)
         broken["sink_logit"].values[0, 0, 0, 0, 20] = np.nan
-        refused(NumericalError, "not finite", ps.sinks, broken)
+        refused(NumericalError, "sink_logit must be a number", ps.sinks, broken)
 
     def test_bad_input(self, ds):
         refused(DesignError, "i >= 16", ps.sinks, position0.synthetic(length=16))

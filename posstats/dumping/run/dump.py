@@ -138,27 +138,7 @@ def dump(
 def record(
     model: Any, sequences: Sequences, path: Path, options: RecordOptions, tokenizer: Any = None, *, show: bool = True
 ) -> Path:
-    """Do what :func:`dump` does, with its options in one object.
-
-    Parameters
-    ----------
-    model, sequences, path, tokenizer
-        As for :func:`dump`.
-    options : RecordOptions
-        Its options.
-    show : bool
-        Whether to show progress.
-
-    Returns
-    -------
-    Path
-        `path`.
-
-    Raises
-    ------
-    PosstatsError
-        As :func:`dump` does.
-    """
+    """Do what :func:`dump` does, and raise what it raises, with its options in one object; returns `path`."""
     shard = options.shard
     plan = make_plan(model, sequences, options, tokenizer)
     pieces = Pieces(parts_folder(path))
@@ -253,28 +233,10 @@ def is_current(
     overwrite: bool = False,
     labels: Mapping[str, np.ndarray] | None = None,
 ) -> bool:
-    """Whether a finished dump was recorded with given settings.
+    """Whether a finished dump was recorded with given settings; False also where there is no file.
 
-    Parameters
-    ----------
-    path : str or Path
-        The dump.
-    attrs : mapping of str
-        Attributes it then has; ``settings_sha256`` decides, the others tell what is different.
-    overwrite : bool
-        Whether a dump with other settings is only "not current" rather than an error.
-    labels : mapping of str to ndarray, optional
-        Coordinates that it then has, so that an error can tell which of them are different.
-
-    Returns
-    -------
-    bool
-        False also where there is no file.
-
-    Raises
-    ------
-    DumpError
-        If there is something else than that dump, and it may not be overwritten.
+    ``settings_sha256`` of `attrs` decides; the other attributes, and `labels` (coordinates), tell what is different.
+    Raises DumpError if there is something else than that dump, unless `overwrite` allows a dump with other settings.
     """
     path = file_path("path", path)
     if not path.exists():
@@ -288,24 +250,10 @@ def is_current(
 def replaced(
     path: Path, attrs: Mapping[str, Any], labels: Mapping[str, np.ndarray] | None = None, *, damaged: bool = True
 ) -> str:
-    """Say what would be lost if a dump were written.
+    """Say what the file is that a dump would replace, as the end of a sentence; empty where there is none, or just
+    that dump.
 
-    Parameters
-    ----------
-    path, attrs, labels
-        As for :func:`is_current`.
-    damaged : bool
-        Whether a file that is no whole dump may be there.
-
-    Returns
-    -------
-    str
-        What the file that is there is, as the end of a sentence; empty where there is none, or just that dump.
-
-    Raises
-    ------
-    DumpError
-        If the file is no whole dump and may not be.
+    `attrs`, `labels` as for :func:`is_current`. Raises DumpError if the file is no whole dump, unless `damaged`.
     """
     if not path.exists():
         return ""

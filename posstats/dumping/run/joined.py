@@ -16,12 +16,10 @@ from posstats.vocabulary import COORDINATES, VARIABLES
 
 
 def joined(pieces: Pieces, manifest: Manifest) -> xr.Dataset:
-    """Return all pieces as one lazy dataset, ready to be written, once each has been read and agrees with its checksum.
+    """Return all pieces as one lazy dataset, ready to be written, once each has been read and agrees with its
+    checksum.
 
-    Raises
-    ------
-    DumpError
-        If pieces, or what is known for the whole dump, are missing, damaged or of another dump.
+    Raises DumpError if pieces, or what is known for the whole dump, are missing, damaged or of another dump.
     """
     faulty = [file.name for file in pieces.faulty(manifest)]
     if faulty:

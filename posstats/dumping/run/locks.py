@@ -20,19 +20,8 @@ class Held(DumpError):
 def lock(path: Path, *, shared: bool = False, wait: bool = False) -> Iterator[None]:
     """Hold a lock file while the block runs. The system frees it when the process ends, however it ends.
 
-    Parameters
-    ----------
-    path : Path
-        The lock file; it is made, with its folder, where it is missing.
-    shared : bool
-        Whether others may hold it, shared, at the same time.
-    wait : bool
-        Whether to wait for it.
-
-    Raises
-    ------
-    Held
-        If another process holds it; says which.
+    The file is made, with its folder, where it is missing; `shared` lets others hold it, shared, at the same time.
+    Raises Held, which says which process holds it, unless `wait`.
     """
     kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     while True:

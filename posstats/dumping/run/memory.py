@@ -28,16 +28,9 @@ def available_memory(device: torch.device | None = None) -> int:
 
 
 def sequence_memory(config: Any, length: int, record_bytes: int, itemsize: int = 4) -> int:
-    """Return the bytes that one sequence of a forward pass takes at most, beside the weights.
+    """Return the bytes that one sequence of `length` tokens takes at most in a forward pass, beside the weights.
 
-    Parameters
-    ----------
-    config : transformers.PretrainedConfig
-        The model's configuration.
-    length : int
-        Tokens per sequence.
-    record_bytes, itemsize : int
-        Bytes recorded of one sequence, and of a number of the model.
+    `record_bytes` are recorded of a sequence; `itemsize` is bytes of a number of the model.
     """
     text = config.get_text_config()
     widest = max(getattr(text, "intermediate_size", None) or 0, 4 * text.hidden_size)

@@ -15,33 +15,21 @@ from posstats.vocabulary import BASELINE, DEFAULT_OFFSETS
 class RecordOptions:
     """Options of a dump that can be checked without a model and without sequences.
 
-    Attributes
-    ----------
-    conditions : tuple of str
-        Interventions on the input, in their canonical spelling.
-    offsets, probes : tuple of int
-        Distances at which logits are kept, positions at which the residual stream is; ascending.
-    batch_size : int or None
-        Sequences per forward pass; None for what the memory allows.
-    seed : int
-        Seed of what conditions draw.
-    shard : (int, int) or None
-        (k, n): only the k-th of n shares; None for everything.
-    resume, overwrite : bool
-        Whether unfinished work is taken up, and whether a dump with other settings is replaced.
-
-    Raises
-    ------
-    InputError
-        If an option is out of range or of another type, or a condition does not exist.
+    Raises InputError if an option is out of range or of another type, or a condition does not exist.
     """
 
+    #: Interventions on the input, in their canonical spelling.
     conditions: Iterable[str] = (BASELINE,)
+    #: Distances at which logits are kept, positions at which the residual stream is; ascending.
     offsets: Iterable[int] = DEFAULT_OFFSETS
     probes: Iterable[int] = ()
+    #: Sequences per forward pass; None for what the memory allows.
     batch_size: int | None = None
+    #: Seed of what conditions draw.
     seed: int = 0
+    #: (k, n): only the k-th of n shares; None for everything.
     shard: tuple[int, int] | None = None
+    #: Whether unfinished work is taken up, and whether a dump with other settings is replaced.
     resume: bool = True
     overwrite: bool = False
 

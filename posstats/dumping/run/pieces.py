@@ -42,26 +42,17 @@ _READ_BYTES = 2**22
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What all pieces of a dump have in common.
+    """What all pieces of a dump have in common."""
 
-    Attributes
-    ----------
-    attrs : dict
-        Attributes of the finished dump, its ``settings_sha256`` among them: strings, numbers, lists of numbers.
-    sizes : dict of str to int
-        Length of every dimension.
-    dtype : str
-        Number format of what is recorded, but for totals, which are float64.
-    unit : int
-        Sequences per unit of work: units begin at its multiples, and shards share units out.
-    batch : int
-        Sequences per forward pass, at most `unit`; smaller after the memory ran out.
-    """
-
+    #: Attributes of the finished dump, its ``settings_sha256`` among them: strings, numbers, lists of numbers.
     attrs: dict[str, Any]
+    #: Length of every dimension.
     sizes: dict[str, int]
+    #: Number format of what is recorded.
     dtype: str
+    #: Sequences per unit of work: units begin at its multiples, and shards share units out.
     unit: int
+    #: Sequences per forward pass, at most `unit`; smaller after the memory ran out.
     batch: int
 
     @property
@@ -107,13 +98,7 @@ class Span:
 
 
 class Pieces:
-    """The folder of an unfinished dump.
-
-    Parameters
-    ----------
-    folder : Path
-        The folder; it need not exist yet.
-    """
+    """The folder of an unfinished dump; it need not exist yet."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -125,13 +110,7 @@ class Pieces:
         return self.folder / "manifest.json"
 
     def manifest(self) -> Manifest | None:
-        """The manifest, None where there is none yet.
-
-        Raises
-        ------
-        DumpError
-            If it cannot be understood.
-        """
+        """The manifest, None where there is none yet; DumpError if it cannot be understood."""
         try:
             found = Manifest(**json.loads(self._manifest_file.read_text(encoding="utf-8")))
             if not ("settings_sha256" in found.attrs and 1 <= found.batch <= found.unit and found.sequence_bytes > 0):
@@ -146,15 +125,10 @@ class Pieces:
         return found
 
     def agree(self, manifest: Manifest) -> Manifest:
-        """Adopt the manifest that is there, or put this one there.
+        """Adopt the manifest that is there, or put this one there; DumpError if there are pieces of other settings.
 
         Its batch size counts where there is one, so that a resumed dump has the bytes of an uninterrupted one. Where
         there is none, pieces are what an interrupted removal has left: they go.
-
-        Raises
-        ------
-        DumpError
-            If the folder holds pieces of a dump with other settings.
         """
         with lock(self.folder / "manifest.lock", wait=True):
             found = self.manifest()
@@ -177,10 +151,7 @@ class Pieces:
     def keep_frame(self, manifest: Manifest, frame: Mapping[str, np.ndarray]) -> None:
         """Keep the variables, coordinates and attributes that are known for the whole dump once its first batch is.
 
-        Raises
-        ------
-        DumpError
-            If another process found other values for them.
+        Raises DumpError if another process found other values for them.
         """
         found = self.frame(manifest)
         if found is None:
@@ -205,13 +176,7 @@ class Pieces:
             return dict(file)
 
     def write(self, manifest: Manifest, span: Span, arrays: Mapping[str, np.ndarray]) -> None:
-        """Write a piece.
-
-        Raises
-        ------
-        OSError
-            If it cannot be written; nothing of it is left then.
-        """
+        """Write a piece; where that raises OSError, nothing of it is left."""
         parts = [np.ascontiguousarray(arrays[name], dtype=manifest.dtype_of(name)) for name in manifest.recorded]
         for name, part in zip(manifest.recorded, parts, strict=True):
             if part.shape != (span.stop - span.start, *manifest.shape(name)):

@@ -32,67 +32,33 @@ from posstats.vocabulary import (
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Everything the values of a dump depend on.
+    """Everything the values of a dump depend on."""
 
-    Attributes
-    ----------
-    conditions : tuple of Condition
-        Interventions, in the order of the ``condition`` dimension.
-    offsets, probes : tuple of int
-        Distances at which logits are kept, positions at which the residual stream is; ascending.
-    seed : int
-        Seed of what conditions draw.
-    token_id : ndarray of int64, shape (condition, sequence, token)
-        What is fed.
-    sizes : dict of str to int
-        Length of every dimension.
-    dtype : str
-        Number format of what is recorded, but for totals, which are float64.
-    coordinates : dict of str to ndarray
-        Coordinates of the dump.
-    attrs : dict
-        Its attributes: strings, numbers, lists of numbers. ``settings_sha256`` is a digest of all the plan.
-    """
-
+    #: Interventions, in the order of the ``condition`` dimension.
     conditions: tuple[Condition, ...]
+    #: Distances at which logits are kept, positions at which the residual stream is; ascending.
     offsets: tuple[int, ...]
     probes: tuple[int, ...]
+    #: Seed of what conditions draw.
     seed: int
+    #: What is fed: int64, shape (condition, sequence, query).
     token_id: np.ndarray
+    #: Length of every dimension.
     sizes: dict[str, int]
+    #: Number format of what is recorded.
     dtype: str
+    #: Coordinates of the dump.
     coordinates: dict[str, np.ndarray]
+    #: Its attributes: strings, numbers, lists of numbers. ``settings_sha256`` is a digest of all the plan.
     attrs: dict[str, Any]
 
 
 def make_plan(model: Any, sequences: Sequences, options: RecordOptions, tokenizer: Any = None) -> Plan:
-    """Check what is asked for and work out what the dump will hold.
+    """Return what the dump will hold, once all that is asked for has been checked.
 
-    Parameters
-    ----------
-    model : transformers.PreTrainedModel
-        A rotary decoder.
-    sequences : Sequences
-        What to feed.
-    options : RecordOptions
-        What to record.
-    tokenizer : transformers.PreTrainedTokenizerBase, optional
-        Named in the attributes.
-
-    Returns
-    -------
-    Plan
-        The plan.
-
-    Raises
-    ------
-    InputError
-        If the model or tokenizer is none, an option is out of range, a condition cannot be applied, the length is not a
-        multiple of 4 or more than the model allows, or the name of the model or tokenizer is none that a dump can hold.
-    ModelError
-        If the model cannot be recorded.
-    DesignError
-        If there are fewer than 5 documents.
+    Raises InputError if the model or tokenizer is none, an option is out of range, a condition cannot be applied, the
+    length is not a multiple of 4 or more than the model allows, or the name of the model or tokenizer is none that a
+    dump can hold; ModelError if the model cannot be recorded; DesignError if there are fewer than 5 documents.
     """
     check_recordable(model)
     if tokenizer is not None:

@@ -27,70 +27,50 @@ _CHUNKED = "chunked_attention"
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """A model that can be recorded, as far as its configuration tells.
+    """A model that can be recorded, as far as its configuration tells."""
 
-    Attributes
-    ----------
-    name, family, architecture : str
-        As given; transformers' type of model; its class.
-    layers, heads, key_value_heads, head_dim, hidden, vocabulary : int
-        Its size.
-    parameters, weight_bytes : int
-        Numbers in its weights, and bytes in the number format asked for.
-    max_length : int
-        Longest sequence it allows, 0 where it sets no limit.
-    rope : list of dict
-        Parameters of its rotary embeddings, one per kind of layer that has its own.
-    layer_types : dict of str to int
-        Kind of layer -> how many; empty where all are alike.
-    without_rope : list of int
-        Layers that apply no rotary embedding, as far as the configuration tells. A recording tries them out instead
-        (``layer_rotary``).
-    window, chunk : int
-        Keys that a query of its sliding-window layers sees, and tokens in a chunk, beyond which no query of its chunked
-        layers sees; 0 where it has none. A recording reads the model's own masks instead (``layer_window``).
-    variant : tuple of str
-        What is changed at inference time.
-    bos_token : str
-        The tokenizer's BOS token; empty where it has none.
-    bos_note : str
-        What to do then.
-    length : int
-        Tokens of the sequence that the following are about.
-    record_bytes : int
-        What is recorded of it under one condition, before compression.
-    memory_bytes : int
-        Memory for it, beside the weights.
-    operations : int
-        Floating-point operations of its forward pass, 0 where they cannot be counted.
-    seconds : float
-        Time that these take where matrices are multiplied as fast as this machine just did it: a lower bound.
-    """
-
+    #: As given; transformers' type of model; its class.
     name: str
     family: str
     architecture: str
+    #: Its size.
     layers: int
     heads: int
     key_value_heads: int
     head_dim: int
     hidden: int
     vocabulary: int
+    #: Numbers in its weights, and bytes in the number format asked for.
     parameters: int
     weight_bytes: int
+    #: Longest sequence it allows, 0 where it sets no limit.
     max_length: int
+    #: Parameters of its rotary embeddings, one per kind of layer that has its own.
     rope: list[dict[str, Any]]
+    #: Kind of layer -> how many; empty where all are alike.
     layer_types: dict[str, int]
+    #: Layers that apply no rotary embedding, as far as the configuration tells. A recording tries them out instead
+    #: (``layer_rotary``).
     without_rope: list[int]
+    #: Keys that a query of its sliding-window layers sees, and tokens in a chunk, beyond which no query of its chunked
+    #: layers sees; 0 where it has none. A recording reads the model's own masks instead (``layer_window``).
     window: int
     chunk: int
+    #: What is changed at inference time.
     variant: tuple[str, ...]
+    #: The tokenizer's BOS token; empty where it has none.
     bos_token: str
+    #: What to do then.
     bos_note: str
+    #: Tokens of the sequence that the following are about.
     length: int
+    #: What is recorded of it under one condition, before compression.
     record_bytes: int
+    #: Memory for it, beside the weights.
     memory_bytes: int
+    #: Floating-point operations of its forward pass, 0 where they cannot be counted.
     operations: int
+    #: Time that these take where matrices are multiplied as fast as this machine just did it: a lower bound.
     seconds: float
 
 
