@@ -148,22 +148,6 @@ def mean_at(sums: Array, sequences: Array, weights: Array) -> Array:
     return np.divide(values, total, out=np.full_like(values, np.nan), where=total > 0)
 
 
-def sums_at(values: Array, weights: Array) -> Array:
-    """Weighted sums over documents, head by head: the last digit does not depend on how many heads there are.
-
-    Parameters
-    ----------
-    values : ndarray, shape (document, head, ...)
-    weights : ndarray, shape (replicate, document)
-
-    Returns
-    -------
-    ndarray, shape (replicate, head, ...)
-    """
-    by_head = [np.tensordot(weights, np.ascontiguousarray(values[:, h]), axes=1) for h in range(values.shape[1])]
-    return np.stack(by_head, axis=1)
-
-
 def ratio_at(above: Array, below: Array, weights: Array) -> Array:
     """Ratio of two weighted sums, never a mean of ratios; NaN where the lower one is 0.
 

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from scipy.special import expit
 
 from posstats.errors import DesignError
-from posstats.stats.inference.replicates import sums_at
 from posstats.stats.pair_products.components import Component, LayerField, Statistics, combine
 from posstats.stats.pair_products.terms import Array, Shared
 
@@ -95,6 +94,15 @@ def _evaluate_rows(stats: Sequence[Statistics], weights: Array, values: list[Arr
         state = State.at(field, heads, weights) if moving else None  # leakage alone needs none
         for one, value, left in zip(stats, values, without, strict=True):
             _evaluate_heads(one, heads, drawn, state, value[:, heads], left[:, :, heads])
+
+
+def sums_at(values: Array, weights: Array) -> Array:
+    """Weighted sums over documents, (replicate, head, ...), of values (document, head, ...), head by head.
+
+    The last digit does not depend on how many heads there are.
+    """
+    by_head = [np.tensordot(weights, np.ascontiguousarray(values[:, h]), axes=1) for h in range(values.shape[1])]
+    return np.stack(by_head, axis=1)
 
 
 def mean_terms(field: LayerField, weights: Array, last: float) -> dict[str, Array]:
