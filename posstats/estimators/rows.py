@@ -57,18 +57,6 @@ def noted(table: pd.DataFrame, whole: pd.Series, why: str) -> pd.DataFrame:
     return table
 
 
-def withheld(table: pd.DataFrame, q: pd.Series, whole: pd.Series, inference: Inference, why: str) -> pd.DataFrame:
-    """Withhold a ratio whose denominator is not significantly above 0, or its test where nothing varies; say so."""
-    weak = ~(q < 1 - inference.level) | ~(whole > ROUNDING)
-    table.loc[weak, ["estimate", "se", "low", "high", "p"]] = np.nan
-    point = ~weak & (table.se <= ROUNDING) & (table.get("term", "") != "relative")
-    table.loc[point, "p"] = np.nan  # a division by rounding would make what is rounding the most significant of all
-    table["note"] = np.select(
-        [weak, point], [f"withheld: {why}", "documents do not differ beyond rounding: no test"], ""
-    )
-    return table
-
-
 def adjusted(table: pd.DataFrame, family: list[str], inference: Inference, columns: dict[str, str]) -> pd.DataFrame:
     """Add q columns, adjusted within each family of rows."""
     for p, q in columns.items():

@@ -37,7 +37,6 @@ _TERM_STYLE = {
     RESIDUAL: ("#D55E00", "s"),
     "sink": ("#009E73", "^"),
     "redistribution": ("#CC79A7", "D"),
-    "denominator_drift": ("#56B4E9", "v"),
 }
 _DPI = 150
 #: What to leave out of the files, so that the same figure gives the same bytes.
@@ -84,12 +83,10 @@ def shares_by_layer(result: ShareResult, ax: Axes | None = None, *, terms: Seque
         colour, marker = _TERM_STYLE[term]
         rows = table[table.term == term].sort_values("layer")
         interval_line(ax, rows.layer, rows, colour, marker, term.replace("_", " "))
-    withheld = np.unique(table.layer[table.estimate.isna()])
-    if len(withheld):
+    none = np.unique(table.layer[table.estimate.isna()])
+    if len(none):
         bottom = ax.get_xaxis_transform()
-        ax.plot(
-            withheld, np.full(len(withheld), 0.02), "x", color=GREY, transform=bottom, label="leakage not significant"
-        )
+        ax.plot(none, np.full(len(none), 0.02), "x", color=GREY, transform=bottom, label="no leakage")
     for value in (0, 1):
         zero_line(ax, value)
     counting_axis(ax, "layer")
@@ -101,8 +98,8 @@ def shares_by_layer(result: ShareResult, ax: Axes | None = None, *, terms: Seque
 def head_map(result: ShareResult, ax: Axes | None = None, *, term: str = RESIDUAL) -> Axes:
     """Layer by head map of a term's share, with significance marked.
 
-    A dot marks a share that differs from 0 (q below 1 - level); grey cells with a cross are withheld, because the head
-    shows no significant leakage.
+    A dot marks a share that differs from 0 (q below 1 - level); grey cells with a cross have no leakage to
+    share out.
 
     Parameters
     ----------
@@ -147,7 +144,7 @@ def head_map(result: ShareResult, ax: Axes | None = None, *, term: str = RESIDUA
     alpha = 1 - level_of(result)
     for marker, chosen, label in (
         (".", q.to_numpy() < alpha, f"differs from 0 (q < {alpha:.2g})"),
-        ("x", share.isna().to_numpy(), "withheld: leakage not significant"),
+        ("x", share.isna().to_numpy(), "no leakage"),
     ):
         rows, columns = np.nonzero(chosen)
         ax.plot(columns, rows, marker, color="black", markersize=3.5, label=label)
@@ -248,10 +245,10 @@ def removal_by_octave(
     # The baseline's colour stays the baseline's in both figures by octave.
     _octave_lines(ax, table, conditions, first=1)
     zero_line(ax)
-    withheld = [octave for octave in _octaves(table) if table.estimate[table.queries == octave].isna().all()]
-    if withheld:
-        at, bottom = [_octaves(table).index(octave) for octave in withheld], ax.get_xaxis_transform()
-        ax.plot(at, np.full(len(at), 0.02), "x", color=GREY, transform=bottom, label="withheld: nothing to remove")
+    none = [octave for octave in _octaves(table) if table.estimate[table.queries == octave].isna().all()]
+    if none:
+        at, bottom = [_octaves(table).index(octave) for octave in none], ax.get_xaxis_transform()
+        ax.plot(at, np.full(len(at), 0.02), "x", color=GREY, transform=bottom, label="nothing to remove")
     if reference is not None:
         ax.axhline(
             reference, color="black", linewidth=1, linestyle="--", label=f"{reference:.2f} (paper, early queries)"
@@ -324,7 +321,7 @@ def _octave_lines(ax: Axes, table: pd.DataFrame, conditions: Sequence[str] | Non
         at = np.arange(len(octaves)) + 0.5 * ((k + 0.5) / len(chosen) - 0.5)
         interval_line(ax, at, rows, COLOURS[style % len(COLOURS)], MARKERS[style % len(MARKERS)], name)
     ax.set_xticks(np.arange(len(octaves)), labels=octaves)
-    ax.set_xlim(-0.6, len(octaves) - 0.4)  # octaves whose numbers are all withheld keep their place
+    ax.set_xlim(-0.6, len(octaves) - 0.4)  # octaves without any number keep their place
     ax.set_xlabel("query position i, by octave (tokens)")
 
 

@@ -18,18 +18,18 @@ _CAPTIONS = {
         "Share of absolute-position leakage by layer: the mask's and the residual stream's.",
         "Look at where the two lines cross: below it one of them tells more, above it the other. Bars are intervals. A "
         "share above 1 or below 0, the dotted lines, means that the two work against each other; a cross on the axis "
-        "marks a layer without significant leakage to share out. Of independent random tokens without a BOS the mask's "
+        "marks a layer without leakage to share out. Of independent random tokens without a BOS the mask's "
         "share at layer 0 is 1; of other sequences it need not be.",
     ),
     "residual_share_map": Caption(
         "Residual-stream share of leakage of every head, layers from left to right.",
         "Look for columns of one colour: layers whose heads agree. Orange is a positive share, purple a negative one: "
         "the residual stream works against the mask. A dot marks a share that differs from 0; a cell without one is no "
-        "evidence either way, and a grey cell with a cross is withheld because its leakage is not significant.",
+        "evidence either way, and a grey cell with a cross has no leakage to share out.",
     ),
     "magnitude_by_octave": Caption(
         "Residual magnitude by octave of the query position, one line per condition.",
-        "Look at the left end: how far the residual terms of the first queries are from their long-context value, and "
+        "Look at the left end: how far the residual terms of the first queries are from the steady state, and "
         "how fast that fades to the right. The gap between the baseline and another line is what that replacement of "
         "BOS changes. The scale is logarithmic unless an interval reaches 0.",
     ),
@@ -37,7 +37,7 @@ _CAPTIONS = {
         "Fraction of the residual magnitude that goes when BOS is replaced, by octave of the query position.",
         "Look at the octaves of the early queries, 2 to 15, and whether the bars, which are intervals, reach the "
         "dashed line, the 0.40 that the abstract of arXiv:2606.06160 states. Below 0 a replacement adds to the "
-        "magnitude; a missing point is withheld, and a cross on the axis marks an octave that had nothing to remove.",
+        "magnitude; a cross on the axis marks an octave that had nothing to remove.",
     ),
     "attention_on_position_0": Caption(
         "Mean attention on position 0 of every head, layers from left to right; dots mark sink-reading heads.",

@@ -38,7 +38,7 @@ _FILTERS = {
     "leakage": ("leakage is significant", 0, "leakage_q"),
     "mask": ("mask share is significant", 1, "q"),
     "residual": ("residual share is significant", 2, "q"),
-    "withheld": ("share is withheld", 2, "estimate"),
+    "undefined": ("has no leakage to share out", 2, "estimate"),
     "slope": ("log attention has a slope on position", 3, "q"),
     "spline": ("log attention varies with position (spline)", 3, "spline_q"),
     "sink": ("reads position 0", 4, "sink_reading"),

@@ -11,12 +11,11 @@ _SENTENCES = {
     "query's position over the queries max offset < i < Q; it is estimated without bias from products of different "
     "documents, so that content does not count as position, and summed over offsets, heads and layers. ",
     "shares": "The share of a term is its product with log attention over that of log attention with itself, a ratio "
-    "of sums over heads and layers, which for additive terms is the Shapley (LMG) allocation of leakage; it is "
-    "reported only where leakage itself is significant (q < {alpha}). ",
-    "magnitude": "The magnitude of a term in a bin of queries is the same product of its departure from its mean over "
-    "the late queries, i >= T/2; early queries are 2 <= i < 16. ",
+    "of sums over heads and layers, which for additive terms is the Shapley (LMG) allocation of leakage. ",
+    "magnitude": "The magnitude of a term in a bin of queries is the same product of the term itself, which is a "
+    "departure from the steady state; early queries are 2 <= i < 16. ",
     "removal": "The removal by a condition that replaces BOS is 1 - magnitude(condition) / magnitude(baseline) of the "
-    "residual-stream terms, on the same sequences, reported only where the baseline magnitude is significant. ",
+    "residual-stream terms, on the same sequences. ",
     "position_tests": "Per head, log attention and its terms were regressed on log2(i + 1), with a fixed effect per "
     "offset and errors clustered by document, linearly and with a natural cubic spline of 3 degrees of freedom. ",
     "sinks": "Sink-reading heads have a mean attention on position 0 above 0.3 over the queries i >= 16, tested over "
@@ -54,12 +53,12 @@ def methods_paragraph(results: Results, config: AnalysisConfig) -> str:
     offsets = " or ".join(dict.fromkeys(f"{', '.join(map(str, one))} tokens" for one in recorded))
     at = f" At the offsets {offsets}," if offsets else " At every recorded offset d,"
     text += (
-        f"{at.lstrip()} log attention log A[i, i-d] was decomposed exactly into five additive terms: relative (the "
-        "mean logit at that offset), mask (the log denominator that these mean logits alone would give), and the "
-        "residual-stream terms sink, logit drift and denominator drift. "
+        f"{at.lstrip()} log attention log A[i, i-d] was decomposed exactly into four additive terms: relative "
+        "(log attention in the steady state, the mean over queries of the last quarter of the sequence), mask (the "
+        "departure of the number of visible keys from it), and the residual-stream terms sink (how position 0 is read) "
+        "and redistribution (how attention is shared out among the other keys). "
     )
-    alpha = f"{1 - results.level:.2g}"
-    text += "".join(sentence.format(alpha=alpha) for table, sentence in _SENTENCES.items() if table in names)
+    text += "".join(sentence for table, sentence in _SENTENCES.items() if table in names)
     intervals = _grouped(tables, "intervals")
     text += "The resampling unit of every interval and test is the document. "
     text += f"All intervals are {100 * results.level:g}% intervals"

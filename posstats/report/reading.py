@@ -287,7 +287,7 @@ def _spelled(value: Any) -> str:
 def _recording(path: Path) -> Recording:
     with open_dump(path) as dataset:
         sizes = {str(name): size for name, size in dataset.sizes.items()}
-        own = (sizes["sequence"], sizes["query"], len(set(dataset.document.values.tolist())))
+        own = (sizes["sequence"], 2 * sizes["query"], len(set(dataset.document.values.tolist())))
         return Recording(
             path,
             sizes | dict(zip(_SIZES, own, strict=True)),

@@ -29,8 +29,8 @@ IN_UNITS = ("estimate", "se", "low", "high")
 #: Rows that a view of a result shows.
 SHOWN = 40
 #: The queries of most estimates.
-ALL_QUERIES = "max offset < i < T - 1"
-_EARLY_OR_BIN = "those of the bin (early: 2 <= i < 16), departing from the mean over i >= T/2"
+ALL_QUERIES = "max offset < i < Q"
+_EARLY_OR_BIN = "those of the bin (early: 2 <= i < 16), departing from the steady state"
 _ADJUSTMENTS = {"bh": "Benjamini-Hochberg", "by": "Benjamini-Yekutieli", "holm": "Holm"}
 
 
@@ -254,6 +254,7 @@ class LeakageResult(Result):
 
     title: ClassVar[str] = "Absolute-position leakage"
     units: ClassVar[str] = "nats^2"
+    column_units: ClassVar[dict[str, str]] = {"content_scatter": "nats"}
     queries: ClassVar[str] = (
         f"{ALL_QUERIES} (bin all), summed over the offsets: compare leakage at the same offsets only"
     )
@@ -295,6 +296,13 @@ class SizeResult(Result):
 
     title: ClassVar[str] = "Size of terms"
     units: ClassVar[str] = "nats^2"
+    column_units: ClassVar[dict[str, str]] = {"content_scatter": "nats"}
+    queries: ClassVar[str] = f"{ALL_QUERIES} (bin all), summed over the offsets: compare sizes at the same offsets only"
+    null: ClassVar[str] = (
+        'one-sided sign-flip test of "the term has no absolute position" ({n_permutations} flips), for log attention, '
+        "redistribution and residual"
+    )
+    family: ClassVar[str] = "all rows of the same condition, queries and term"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -309,7 +317,7 @@ class MagnitudeResult(Result):
     queries: ClassVar[str] = _EARLY_OR_BIN
     null: ClassVar[str] = (
         'one-sided sign-flip test of "the departure has no mean in the bin" ({n_permutations} flips), for '
-        "log attention, logit drift and residual"
+        "log attention, redistribution and residual"
     )
     family: ClassVar[str] = "all rows of the same condition, queries and term"
 

@@ -68,7 +68,7 @@ COLUMNS = {
     **{f"magnitude_{term}": f"early magnitude of the term {term}, in nats squared" for term in (*TERMS[1:], RESIDUAL)},
     "magnitude": "residual-stream magnitude under the condition, in nats squared",
     "baseline_magnitude": "residual-stream magnitude under the baseline, in nats squared",
-    "baseline_q": "q-value of that magnitude; a removal is withheld unless it is below 1 - level",
+    "baseline_q": "q-value of that magnitude",
     "t": "slope over its standard error",
     "df": "degrees of freedom: documents - 1, fewer where they are unequally large, or those of the contrast",
     "se_documents": "standard error over documents alone",

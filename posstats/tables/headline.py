@@ -76,7 +76,7 @@ def describe(dataset: xr.Dataset) -> dict[str, object]:
     model = model_name(model_of(dataset))
     simulated = model == "simulated"
     model = SIMULATED if simulated else model
-    n_sequences, n_tokens = dataset.sizes["sequence"], dataset.sizes["query"]
+    n_sequences, n_tokens = dataset.sizes["sequence"], 2 * dataset.sizes["query"]
     text = f"{model}, {n_sequences} sequences of {n_tokens} tokens from {documents} documents"
     if "bos_token" in dataset.attrs:
         text += f", BOS {dataset.attrs['bos_token']}" if dataset.attrs["bos_token"] else ", no BOS"

@@ -219,11 +219,17 @@ class TestTraps:
         assert trap_table(seed=1).table.iloc[:5].equals(trap_table().table.iloc[:5])  # the seed is that of the noise
 
     def test_options(self):
-        for options, message in (({"length": 34}, "at least 32"), ({"n": 7}, "at least 8"), ({"noise": -1.0}, "noise")):
+        for options, message in (
+            ({"length": 31}, "from 32"),
+            ({"length": 34}, "multiple of 4"),
+            ({"n": 7}, "at least 8"),
+            ({"noise": -1.0}, "noise"),
+            ({"length": 32, "offsets": [0, 15]}, "there is no 15"),
+        ):
             with pytest.raises(InputError, match=message):
                 trap_table(**options)
         with pytest.raises(DesignError, match="too large for 16 analysed queries"):
-            trap_table(length=32, offsets=[0, 15])
+            trap_table(length=32, offsets=[0, 14])
 
     def test_faces(self):
         result = trap_table(n=8)

@@ -14,6 +14,7 @@ from posstats.stats.pair_products.components import octave_bins
 from posstats.stats.synthetic.design import Effects, Noise
 from posstats.tables.headline import headline_table
 from tests import brute
+from tests.sealed import sealed
 
 LENGTH = 48
 QUERIES = LENGTH // 2
@@ -234,6 +235,7 @@ def test_a_head_that_holds_nothing_but_rounding_is_no_finding():
         keys = xr.DataArray(np.log(np.arange(16.0)), dims="query")
     ds["log_denominator_rest"][dead] = xr.zeros_like(ds["log_denominator_rest"][dead]) + keys
     ds["steady_log_sum"][dead] = 0.0 * ds["steady_log_sum"][dead] + np.log(np.arange(1.0, 17.0))
+    ds = sealed(ds)
     table = ps.shares(ds, by="head", octaves=False).table.query("head == 1").set_index("term")
     assert table.estimate["mask"].tolist() == pytest.approx([1.0, 1.0])
     assert table.estimate["residual"].abs().max() < 1e-12

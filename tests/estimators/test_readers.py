@@ -10,6 +10,7 @@ from posstats.errors import DesignError, InputError, NumericalError
 from posstats.stats.pair_products.components import analysed_queries
 from posstats.stats.position0 import Displacement
 from tests import constructed, position0
+from tests.sealed import sealed
 
 T = "trajectory=token:"
 
@@ -79,7 +80,7 @@ class TestDisplacement:
             ds["logit"].loc[{"condition": name}] = noise + rng.normal(size=noise.shape[:3])[..., None, None]
             for same in ("steady_logit", "steady_log_sum", "log_denominator_rest"):
                 ds[same].loc[{"condition": name}] = ds[same].sel(condition="baseline")
-        found = moved(ds, "bos=token:7", 0).at(np.ones((1, 16)))[0]
+        found = moved(sealed(ds), "bos=token:7", 0).at(np.ones((1, 16)))[0]
         plug_in = 2 / 16  # what the square of the mean difference would be
         assert abs(found.mean()) < 4 * found.std() / np.sqrt(60)
         assert abs(found.mean()) < plug_in / 2
