@@ -57,7 +57,7 @@ def inspect(
         f"{path}: a whole posstats dump, {size_text(facts['bytes'])}, {size_text(facts['values_bytes'])} in memory"
     )
     shown: dict[str, object] = {
-        "sequences": f"{sizes['sequence']} of {sizes['query']} tokens from {facts['documents']} documents",
+        "sequences": f"{sizes['sequence']} of {2 * sizes['query']} tokens from {facts['documents']} documents",
         "model": f"{sizes['layer']} layers of {sizes['head']} heads",
         "conditions": ", ".join(facts["conditions"]),
         "offsets": ", ".join(map(str, facts["offsets"])),

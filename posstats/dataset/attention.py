@@ -7,6 +7,7 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
+from posstats.arguments import items, labels, several, shown, text
 from posstats.dataset.simulate import recorded_dataset
 from posstats.errors import InputError
 from posstats.stats.synthetic.simulate import record_logits
@@ -74,17 +75,17 @@ def from_attention(
     if len(shapes) > 1:
         raise InputError(f"The weights of all conditions must have one shape, not {', '.join(map(str, shapes))}.")
     (n_sequences, n_layers, n_heads, length, _) = shapes.pop()
-    names = np.arange(n_sequences) if document is None else np.asarray(document)
-    if names.shape != (n_sequences,):
-        raise InputError(f"document must have one label for each of the {n_sequences} sequences, not {names.shape}.")
-    if not len(offsets) or len(set(offsets)) < len(offsets) or min(offsets) < 0 or max(offsets) >= length // 2 - 1:
-        raise InputError(f"offsets={tuple(offsets)} must be different numbers in 0 .. {length // 2 - 2}.")
-    labels = {"layer": _labels("layers", layers, n_layers), "head": _labels("heads", heads, n_heads)}
+    offsets = labels("offsets", items("offsets", offsets, "whole numbers"), range(length // 2 - 1), "whole numbers")
+    own = {
+        "document": _documents(document, n_sequences),
+        "layer": _labels("layers", layers, n_layers),
+        "head": _labels("heads", heads, n_heads),
+    }
     visible_keys = _visible_keys(list(arrays.values()))
     with np.errstate(divide="ignore"):  # what no query sees
         logits = {name: np.log(array) for name, array in arrays.items()}
     recorded = record_logits(logits, offsets, visible_keys=visible_keys)
-    return recorded_dataset(recorded, length, {"model": source}, coordinates=labels | {"document": names})
+    return recorded_dataset(recorded, length, {"model": text("source", source)}, coordinates=own)
 
 
 def _checked(weights: Any, name: str) -> NDArray[np.float64]:
@@ -128,8 +129,18 @@ def _visible_keys(arrays: Sequence[NDArray[np.float64]]) -> NDArray[np.int64]:
     return visible
 
 
-def _labels(name: str, given: Sequence[int] | None, size: int) -> NDArray[np.int64]:
-    labels = np.arange(size) if given is None else np.asarray(given)
-    if labels.shape != (size,) or len(set(labels.tolist())) < size:
-        raise InputError(f"{name} must be {size} different labels, not {given}.")
-    return labels
+def _documents(given: object, size: int) -> NDArray[Any]:
+    if given is None:
+        return np.arange(size)
+    are_text = all(isinstance(one, str) for one in several("document", given, "labels"))
+    found = items("document", given, "text" if are_text else "whole numbers")
+    if len(found) != size:
+        raise InputError(f"document must have one label for each of the {size} sequences, not {len(found)}.")
+    return np.array(found)
+
+
+def _labels(name: str, given: object, size: int) -> NDArray[np.int64]:
+    found = list(range(size)) if given is None else items(name, given, "whole numbers")
+    if len(found) != size or len(set(found)) < size:
+        raise InputError(f"{name} must be {size} different whole numbers, not {shown(given)}.")
+    return np.array(found)

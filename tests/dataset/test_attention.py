@@ -102,11 +102,15 @@ def test_attention_of_0_between_visible_keys_is_refused(logits):
     ("options", "words"),
     [
         ({"document": [1, 2]}, "one label for each of the 10 sequences"),
-        ({"offsets": ()}, "different numbers in 0 .. 30"),
-        ({"offsets": (0, 0)}, "different numbers in 0 .. 30"),
-        ({"offsets": (31,)}, "different numbers in 0 .. 30"),
-        ({"layers": [0, 1]}, "layers must be 1 different labels"),
-        ({"heads": [0, 0]}, "heads must be 2 different labels"),
+        ({"document": [*"abcdefghi", 1]}, "sequence of whole numbers, and holds 'a'"),
+        ({"document": 3}, "document must be a sequence of labels"),
+        ({"offsets": ()}, "offsets must hold at least one entry"),
+        ({"offsets": (0, 0)}, "offsets has 0 more than once"),
+        ({"offsets": (31,)}, "there is no 31"),
+        ({"offsets": (0.5,)}, "offsets must be a sequence of whole numbers"),
+        ({"layers": [0, 1]}, "layers must be 1 different whole numbers"),
+        ({"heads": [0, 0]}, "heads must be 2 different whole numbers"),
+        ({"source": 3}, "source must be text"),
     ],
 )
 def test_options_are_checked(logits, options, words):

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
 import posstats as ps
+from posstats.dataset.door import RECORDED
 from posstats.dataset.parameters import TEXTS
 from posstats.errors import PosstatsError
 from posstats.estimators.earlier_metrics import trap_table
@@ -33,9 +34,9 @@ QUICK = {"n_permutations": 39, "n_resamples": 19}
 
 def world(seed=0, **options):
     """A small dump with what every estimator of the statistics reads."""
-    size = {"n": 24, "length": 26, "layers": 3, "heads": 2, "offsets": (0, 1, 2)} | options
+    size = {"n": 24, "length": 52, "layers": 3, "heads": 2, "offsets": (0, 1, 2)} | options
     ds = ps.simulate(**size, conditions=CONDITIONS, seed=seed).dataset
-    return ds.assign(trajectory_departure=0 * ds.residual_norm.isel(query=0, drop=True))
+    return ds.assign(trajectory_departure=0 * ds.residual_norm.isel(token=0, drop=True))
 
 
 DS = world()
@@ -46,6 +47,7 @@ CALLS = {
     "decompose": lambda data, **kw: ps.decompose(data, **kw),
     "leakage": lambda data, **kw: ps.leakage(data, **QUICK | kw),
     "shares": lambda data, **kw: ps.shares(data, **QUICK | kw),
+    "size": lambda data, **kw: ps.size(data, **QUICK | kw),
     "magnitude": lambda data, **kw: ps.magnitude(data, **QUICK | kw),
     "removal": lambda data, **kw: ps.removal(data, **{"condition": "bos=mean"} | QUICK | kw),
     "position_tests": lambda data, **kw: ps.position_tests(data, **kw),
@@ -59,7 +61,7 @@ CALLS = {
     "contrast": lambda data, **kw: ps.contrast(data, **{"b": OTHER, "n_permutations": 39} | kw),
     "claims": lambda data, **kw: ps.claims(data, **QUICK | kw),
 }
-ON_TERMS = ("leakage", "shares", "magnitude", "removal", "position_tests", "model_level")
+ON_TERMS = ("leakage", "shares", "size", "magnitude", "removal", "position_tests", "model_level")
 ON_DUMPS = tuple(name for name in CALLS if name not in ON_TERMS)
 
 
@@ -79,9 +81,10 @@ SHARED = {
         ([0, 0, 1], "more than once; each of 0, 1, 2"), ([], "at least one"), ([7], "chosen from 0, 1, 2"),
         ("01", "whole numbers"), ([0.5], "whole numbers"), (True, "whole numbers"), ({0: 1}, "whole numbers"),
     ],
-    "by": [(3, "text"), (["layer", "layer"], "more than once"), ("offset", "chosen from layer, head"), (None, "text")],
+    "by": [(3, "text"), (["layer", "layer"], "more than once"), ("query", "chosen from layer, head"), (None, "text")],
     "layers": [([0, 0], "more than once"), ([9], "chosen from 0, 1, 2"), ([], "at least one"), ("0", "whole numbers")],
     "epsilon": [("0.3", "between 0 and 1"), (1, "between 0 and 1"), (np.inf, "between 0 and 1")],
+    "order": [("mask", "'mask_first'"), (None, "'shapley'"), (1, "'mask_last'")],
     "octaves": [("no", "True or False"), (1, "True or False")],
     "n_folds": [(2, "at least 3"), (5.0, "at least 3")],
     "reference": [("mean", "one of"), (None, "one of")],
@@ -91,8 +94,8 @@ SHARED = {
     "measure": [("size", "'share', 'slope'"), (None, "'share', 'slope'")],
     "term": [("relative", "'mask'"), (0, "'mask'")],
     "sink_length": [(0, "at least 1"), ("64", "at least 1")],
-    "first": [(1, "first < second among 3 .. 24"), ("5", "at least 0")],
-    "second": [(26, "first < second among 3 .. 24"), (20.0, "at least 0")],
+    "first": [(1, "first < second among 3 .. 25"), ("5", "at least 0")],
+    "second": [(26, "first < second among 3 .. 25"), (20.0, "at least 0")],
     "quantities": [(["slopes"], "chosen from leakage"), ([], "at least one"), (["share", "share"], "more than once")],
     "labels": [(("x", "x"), "two different"), ("ab", "two different"), (3, "text")],
     "slope_queries": [((2,), "two positions"), ((16, 2), "the lower first"), (("2", "16"), "whole numbers")],
@@ -152,7 +155,7 @@ DATA = {
     "joined with itself": (xr.concat([DS, DS], "condition", data_vars="minimal", join="exact"), "more than once"),
     "head twice": (DS.isel(head=[0, 0]), "more than once"),
     "offset twice": (DS.sel(offset=[0, 0, 1]), "more than once"),
-    "part of the queries": (DS.isel(query=slice(0, 20), lag=slice(0, 20)), "20 of the 26 queries"),
+    "part of the queries": (DS.isel(query=slice(0, 20), lag=slice(0, 20)), "not the half of 52 tokens"),
     "part, unsaid": (shortened(), "do not add up"),
     "late queries": (DS.isel(query=slice(6, None)), "cannot be shortened"),
     "a single query": (DS.isel(query=5), "labels query"),
@@ -181,8 +184,13 @@ def test_what_is_no_whole_recording(name, what):
 
 
 @pytest.mark.parametrize("name", ON_DUMPS)
-def test_terms_are_not_a_dump(name):
-    refused(lambda: CALLS[name](ps.decompose(DS)), "open_dump")
+def test_terms_keep_what_was_recorded_per_head_and_no_more(name):
+    if name in ("decompose", "readers", "decode", "discriminate"):
+        found, expected = (CALLS[name](data) for data in (ps.decompose(DS), DS))
+        same = xr.testing.assert_identical if name == "decompose" else pd.testing.assert_frame_equal
+        same(*(one if name == "decompose" else one.table for one in (found, expected)))
+    else:
+        refused(lambda: CALLS[name](ps.decompose(DS)), "open_dump")
 
 
 def test_a_changed_number_anywhere_is_noticed_where_it_is_read():
@@ -222,22 +230,22 @@ def test_a_length_is_a_number():
 def test_layers_read_depths_that_must_be_there():
     refused(lambda: ps.earlier_metrics(DS.isel(depth=[0]), **QUICK), "depth of a layer must be chosen from 0")
     probed = DS.assign(
-        residual_sample=DS.residual_norm.isel(query=[6, 8, 12])
-        .rename(query="probe")
+        residual_sample=DS.residual_norm.isel(token=[6, 8, 12])
+        .rename(token="probe")
         .expand_dims(hidden=DS.sizes["hidden"])
     )
     refused(lambda: ps.decode(probed.isel(depth=[0]), features="stream"), "depth of a layer must be chosen from 0")
 
 
 def test_single_precision_passes():
-    names = ("logit", "logit_sum_by_lag", "sink_logit", "log_denominator_rest")
-    single = DS.assign({name: DS[name].astype("float32") for name in names})
+    single = DS.assign({name: DS[name].astype("float32") for name in RECORDED})
     found = ps.leakage(single, octaves=False, **QUICK).table.estimate
     np.testing.assert_allclose(found, ps.leakage(DS, octaves=False, **QUICK).table.estimate, rtol=1e-4)
 
 
 SIMULATE = [
-    ({"n": 0}, "from 1"), ({"n": 3.0}, "from 1"), ({"length": 2}, "from 3"), ({"layers": True}, "from 1"),
+    ({"n": 0}, "from 1"), ({"n": 3.0}, "from 1"), ({"length": 3}, "from 4"), ({"length": 26}, "multiple of 4"),
+    ({"layers": True}, "from 1"),
     ({"heads": "4"}, "from 1"), ({"offsets": [0, 0]}, "more than once"), ({"offsets": [70]}, "chosen from"),
     ({"offsets": None}, "whole numbers"), ({"conditions": []}, "at least one"), ({"conditions": 3}, "text"),
     ({"conditions": ["a", "a"]}, "more than once"), ({"conditions": {"a": 3}}, "Effects"),
@@ -257,7 +265,8 @@ def test_simulations(options, words):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"n": 7}, "at least 8"), ({"length": 17}, "from 18"), ({"offsets": [0, 0]}, "more than once"),
+        ({"n": 7}, "at least 8"), ({"length": 31}, "from 32"), ({"length": 34}, "multiple of 4"),
+        ({"offsets": [0, 0]}, "more than once"),
         ({"sink": "4"}, "finite"), ({"noise": -1}, "at least 0"), ({"seed": 0.5}, "from 0"),
     ],
 )  # fmt: skip
@@ -414,7 +423,8 @@ class TestInference:
             assert "%(" not in text
             for parameter in parameters(name):
                 assert re.search(rf"^[\w, ]*\b{parameter}\b[\w, ]* : ", text, re.MULTILINE), (name, parameter)
-                if parameter in TEXTS and parameter not in ("data", "method"):
+                own = parameter in ("data", "method") or (name, parameter) == ("leakage", "by")
+                if parameter in TEXTS and not own:
                     assert TEXTS[parameter] in text
 
 
@@ -447,9 +457,11 @@ def _anything():
     return st.one_of(plain, several, made)
 
 
-TINY = world(n=6, length=20, layers=1, heads=1)
+TINY = world(n=6, length=40, layers=1, heads=1)
+UNIFORM = np.broadcast_to(np.tril(np.ones((16, 16))) / np.arange(1, 17)[:, None], (6, 1, 1, 16, 16))
 FUZZED = CALLS | {
-    "simulate": lambda _, **options: ps.simulate(**{"n": 5, "length": 8} | options),
+    "simulate": lambda _, **options: ps.simulate(**{"n": 5, "length": 16} | options),
+    "from_attention": lambda weights, **options: ps.from_attention(weights, **{"offsets": [0, 1]} | options),
     **{figure.__name__: figure for figure in FIGURES},
 }
 
@@ -461,7 +473,7 @@ def test_no_other_error_leaves_the_package(results, data):
     """Any value for any parameter of any function: a result, or a PosstatsError with a sentence."""
     name = data.draw(st.sampled_from(sorted(FUZZED)))
     figures = {figure.__name__: figure for figure in FIGURES}
-    sound = results[FIGURES[figures[name]]] if name in figures else TINY
+    sound = results[FIGURES[figures[name]]] if name in figures else UNIFORM if name == "from_attention" else TINY
     first, *others = inspect.signature(figures.get(name) or getattr(ps, name)).parameters
     parameter = data.draw(st.sampled_from([first, *others]))
     value = data.draw(_anything())

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from posstats.errors import DesignError, InputError, NumericalError
+from posstats.arguments import choice
+from posstats.errors import DesignError, NumericalError
 
 Array = NDArray[np.float64]
 
@@ -21,7 +22,7 @@ ORDERS = {"shapley": 0.5, "mask_first": 0.0, "mask_last": 1.0}
 _FALL = 1e-4
 
 
-def check_order(order: str) -> float:
+def check_order(order: object) -> float:
     """Weight of the mask counted last, given the sink; InputError where the order is not known.
 
     Examples
@@ -29,9 +30,7 @@ def check_order(order: str) -> float:
     >>> check_order("shapley")
     0.5
     """
-    if order not in ORDERS:
-        raise InputError(f"order must be one of {', '.join(ORDERS)}, not {order!r}.")
-    return ORDERS[order]
+    return ORDERS[choice("order", order, ORDERS)]
 
 
 @dataclass(frozen=True, slots=True)
