@@ -16,12 +16,12 @@ from posstats.tables.table import table_of, to_csv, to_latex, to_markdown
 from tests.refused import refused
 from tests.sealed import sealed
 
-LENGTH, LAYERS, HEADS = 40, 2, 3
+ANALYSED, LAYERS, HEADS = 40, 2, 3
 #: Parts of the noise that conditions do not share, or pairing would leave none.
 NOISE = Noise(logit=0.5, denominator=0.2, sink=0.2, condition=0.3)
-SIZE = {"n": 30, "length": LENGTH, "layers": LAYERS, "heads": HEADS, "offsets": (0, 1, 2), "noise": NOISE}
+SIZE = {"n": 30, "length": 2 * ANALYSED, "layers": LAYERS, "heads": HEADS, "offsets": (0, 1, 2), "noise": NOISE}
 QUICK = {"n_resamples": 99, "n_permutations": 199}
-DECAY = 1 / (np.arange(LENGTH) + 1.0)
+DECAY = 1 / (np.arange(ANALYSED) + 1.0)
 SINK_HEAD = np.array([1.0, 0.0, 0.0])[:, None]
 S, C, I, N = "supported", "contradicted", "inconclusive", "not testable here"  # noqa: E741
 
@@ -94,18 +94,19 @@ def world(seed=0, removed=0.4, moved=2.0, anchored=0.6, departure=1e-6, shift=0.
     }
     ds = ps.simulate(conditions=conditions, seed=seed, **SIZE).dataset
     rng = np.random.default_rng(seed)
-    for name in ("logit", "sink_logit", "log_denominator_rest", "logit_sum_by_lag"):
+    for name in ("logit", "sink_logit", "log_denominator_rest", "steady_logit", "steady_log_sum"):
         at(ds, "shift=64", name, ds[name].sel(condition="baseline") + shift)
     # All logits 0, so that every key of a query gets as much.
-    i = np.arange(LENGTH)
+    i = np.arange(ANALYSED)
     at(ds, "repeat", "logit", 0.0)
-    at(ds, "repeat", "logit_sum_by_lag", 0.0)
+    at(ds, "repeat", "steady_logit", 0.0)
+    at(ds, "repeat", "steady_log_sum", np.log(i + 1.0))
     at(ds, "repeat", "sink_logit", repeated * DECAY)
-    at(ds, "repeat", "log_denominator_rest", np.log(i, where=i > 0, out=np.full(LENGTH, -np.inf)))
+    at(ds, "repeat", "log_denominator_rest", np.log(i, where=i > 0, out=np.full(ANALYSED, -np.inf)))
 
     per_head = ("condition", "sequence", "layer", "head")
     shape = tuple(ds.sizes[dim] for dim in per_head)
-    ds["trajectory_departure"] = ds.residual_norm.isel(query=0, drop=True) * 0 + departure
+    ds["trajectory_departure"] = ds.residual_norm.isel(token=0, drop=True) * 0 + departure
     for name, mean in (("anchor_attention", 0.1 + anchored), ("anchor_sink_attention", 0.1)):
         ds[name] = (per_head, np.full(shape, mean))
         ds[name] = ds[name].where(ds.condition == "bos@8") + 0.02 * rng.normal(size=shape)
@@ -119,7 +120,7 @@ def world(seed=0, removed=0.4, moved=2.0, anchored=0.6, departure=1e-6, shift=0.
     at(ds, "bos=tokens:3", "token_id", ids)
     # bos=none: a token, hence a trajectory, of its own in every sequence.
     at(ds, "bos=none", "trajectory", rng.normal(size=(ds.sizes["sequence"], LAYERS + 1, ds.sizes["hidden"])))
-    return ds.assign_attrs(
+    return sealed(ds).assign_attrs(
         model="synthetic",
         sequences="iid tokens, uniform over 1000",
         dtype="float32",
@@ -171,7 +172,7 @@ class TestKnownAnswers:
         assert size.str.fullmatch(r"baseline [\d.]+ nats per head, root mean square").all()
 
     def test_c7_says_where_an_interval_agrees_with_both(self):
-        ds = ps.simulate(n=24, length=32, removal=0.2, conditions=["baseline", "bos=mean"], seed=0).dataset
+        ds = ps.simulate(n=24, length=64, removal=0.2, conditions=["baseline", "bos=mean"], seed=0).dataset
         (row,) = rows(ps.claims(ds, which=["C7"], **QUICK), "C7", "a").itertuples()
         assert row.low < 0 < 0.4 < row.high
         assert row.reason.startswith("agrees with 0.40 and with 0; ")
