@@ -137,8 +137,8 @@ def test_repeat_and_shift_on_the_default_model(default_model, tmp_path):
 
 
 def test_mask_alone_at_layer_0_on_iid_tokens_without_bos(tmp_path):
-    # Scatter of the logits lowers the mean log-sum over few keys more than that over many, which no mask does. The answer
-    # holds where that scatter is small.
+    # Scatter of the logits lowers the mean log-sum over few keys more than that over many, which no mask does. The
+    # answer holds where that scatter is small.
     model = tiny.build("llama", "float64")
     with torch.no_grad():
         model.model.layers[0].self_attn.q_proj.weight.mul_(0.03)

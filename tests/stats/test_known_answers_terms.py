@@ -221,7 +221,7 @@ def test_gain_of_a_query_that_sees_as_many_keys_as_the_steady_state():
 def test_order_is_checked():
     ds = dataset(np.zeros((6, 1, 64, 64)))
     for function in (ps.decompose, ps.shares, ps.size, ps.magnitude, ps.position_tests):
-        with pytest.raises(InputError, match="order must be one of shapley, mask_first, mask_last"):
+        with pytest.raises(InputError, match="order must be one of 'shapley', 'mask_first', 'mask_last'"):
             function(ds, order="sink")
 
 

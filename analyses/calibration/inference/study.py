@@ -6,6 +6,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import astuple, dataclass
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -42,43 +43,41 @@ class Cell:
 
 def cells() -> list[Cell]:
     """What is run."""
-    out = []
-    for spectrum in SPECTRA:
-        for n in SIZES:
-            for effect in EFFECTS:
-                for direction in ("leading", "any") if spectrum != "one" and effect else ("leading",):
-                    out.append(Cell("squares", Squares("gaussian", spectrum, direction, effect, "equal", n)))
-        for n in (16, 48):
-            for content in CONTENT[1:]:
-                for effect in (0, 2, 20, 100):
-                    out.append(Cell("squares", Squares(content, spectrum, "leading", effect, "equal", n)))
-        for n in (24, 48):
-            for sizes in UNEQUAL:
-                for effect in (0, 2, 20, 100):
-                    out.append(Cell("squares", Squares("gaussian", spectrum, "leading", effect, sizes, n)))
-        for kind in ("share", "removal"):
-            for n in SIZES:
-                out += [Cell("ratios", Ratios(kind, "gaussian", spectrum, effect, n)) for effect in EFFECTS[1:]]
-            for n in (16, 48):
-                for content in CONTENT[1:]:
-                    out += [Cell("ratios", Ratios(kind, content, spectrum, effect, n)) for effect in (2, 20, 100)]
-    for k in (2, 3, 5):
-        out += [Cell("runs", Runs(k, paired, effect)) for paired in (True, False) for effect in (0, 1, 4, 8)]
+    out = [cell for spectrum in SPECTRA for cell in (*_squares(spectrum), *_ratios(spectrum))]
+    out += [Cell("runs", Runs(k, paired, x)) for k in (2, 3, 5) for paired in (True, False) for x in (0, 1, 4, 8)]
     for values, n in ((10, 16), (10, 48), (64, 16), (64, 48)):
         out += [Cell("families", Family(values, correlation, n)) for correlation in (0.0, 0.8)]
+    return [*out, *_bootstrap()]
+
+
+def _squares(spectrum: str) -> Iterator[Cell]:
+    for n in SIZES:
+        for effect in EFFECTS:
+            for direction in ("leading", "any") if spectrum != "one" and effect else ("leading",):
+                yield Cell("squares", Squares("gaussian", spectrum, direction, effect, "equal", n))
+    effects = (0, 2, 20, 100)
+    for n, content, effect in product((16, 48), CONTENT[1:], effects):
+        yield Cell("squares", Squares(content, spectrum, "leading", effect, "equal", n))
+    for n, sizes, effect in product((24, 48), UNEQUAL, effects):
+        yield Cell("squares", Squares("gaussian", spectrum, "leading", effect, sizes, n))
+
+
+def _ratios(spectrum: str) -> Iterator[Cell]:
+    for kind in ("share", "removal"):
+        for n, effect in product(SIZES, EFFECTS[1:]):
+            yield Cell("ratios", Ratios(kind, "gaussian", spectrum, effect, n))
+        for n, content, effect in product((16, 48), CONTENT[1:], (2, 20, 100)):
+            yield Cell("ratios", Ratios(kind, content, spectrum, effect, n))
+
+
+def _bootstrap() -> Iterator[Cell]:
+    contents = ("gaussian", "lognormal")
     for n in (16, 48):
-        for spectrum in ("one", "decaying", "many"):
-            for content in ("gaussian", "lognormal"):
-                for effect in (0, 2, 20, 100):
-                    design = Squares(content, spectrum, "leading", effect, "equal", n)
-                    out.append(Cell("bootstrap_squares", design))
-        for spectrum in ("one", "decaying"):
-            for kind in ("share", "removal"):
-                for content in ("gaussian", "lognormal"):
-                    out += [
-                        Cell("bootstrap_ratios", Ratios(kind, content, spectrum, effect, n)) for effect in (2, 20, 100)
-                    ]
-    return out
+        for spectrum, content, effect in product(("one", "decaying", "many"), contents, (0, 2, 20, 100)):
+            yield Cell("bootstrap_squares", Squares(content, spectrum, "leading", effect, "equal", n))
+        designs = product(("one", "decaying"), ("share", "removal"), contents, (2, 20, 100))
+        for spectrum, kind, content, effect in designs:
+            yield Cell("bootstrap_ratios", Ratios(kind, content, spectrum, effect, n))
 
 
 def chunks(datasets: int) -> Iterator[tuple[int, int]]:
