@@ -49,6 +49,8 @@ FAMILY_PERMUTATIONS = 21_999
 
 _BINS = {EARLY_BIN: np.arange(*EARLY), "[4, 8)": np.arange(4, 8)}
 _PARTS = share_parts()
+#: Given the mask: designs prescribe this one, and in the order "shapley" it is not 0 where there is no sink term.
+_SINK = share_parts("mask_first")["sink"]
 _MAGNITUDE = (SQUARE_COMPONENTS.index("residual"),)
 _GROUPS = ("pooled", "head 0", "head 1")
 _BASIS = position_basis(QUERIES, "linear").values
@@ -105,7 +107,7 @@ def estimands(shares: Array, magnitudes: Sequence[Array], slopes: Array) -> dict
     for group in _GROUPS:
         heads = slice(None) if group == "pooled" else slice(int(group[-1]), int(group[-1]) + 1)
         components = shares[..., heads, :].sum(axis=-2)
-        leakage, residual, sink = components[..., 0], components @ _PARTS["residual"], components @ _PARTS["sink"]
+        leakage, residual, sink = components[..., 0], components @ _PARTS["residual"], components @ _SINK
         residual = residual / leakage
         out[f"leakage, {group}"] = leakage[..., 0]
         out[f"share of residual, {group}"] = residual[..., 0]

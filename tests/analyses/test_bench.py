@@ -96,14 +96,14 @@ def test_replicates_one_by_one_equal_replicates_at_once(bench):
 
 def test_a_part_writes_numbers_and_a_table(bench, monkeypatch, tmp_path, capsys):
     part = "estimators"
-    size = bench.estimators.Size(24, 1, 2, 48, 20, 2, 1)
+    size = bench.estimators.Size(24, 1, 2, 96, 20, 2, 1)
     # In this process: a fresh one spends its time on imports.
     monkeypatch.setattr(bench.estimators, "alone", lambda job, *arguments: job(*arguments))
     monkeypatch.setattr(bench.study, "Size", lambda *_: size)
     bench.study.main(["--quick", "--part", part, "--out", str(tmp_path)])
     kept = json.loads((tmp_path / "bench.json").read_text())
     assert set(kept) == {part}
-    assert kept[part]["measured"]["size"]["length"] == 48
+    assert kept[part]["measured"]["size"]["length"] == 96
     assert set(kept[part]["measured"]["analyses"]) == set(bench.estimators.METHODS)
     table = (tmp_path / "bench.md").read_text()
     assert table == bench.report.markdown(kept)

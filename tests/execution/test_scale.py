@@ -19,6 +19,7 @@ from posstats.dataset.store import open_dump, write_dump
 from posstats.errors import FewDocumentsWarning, InputError
 from posstats.execution import cluster
 from posstats.ledger import controls as known_answers
+from posstats.stats.synthetic.design import Noise
 from tests import limited, position0, tiny
 
 distributed = pytest.importorskip("distributed")
@@ -89,14 +90,25 @@ class TestBlocks:
         assert_identical(tables(estimator(ds)), expected)
 
     def test_known_answers(self, monkeypatch):
-        ds = ps.simulate(n=8, length=32, layers=2, heads=3, conditions=["baseline", "repeat"], seed=1).dataset
+        ds = ps.simulate(
+            n=8,
+            length=32,
+            layers=2,
+            heads=3,
+            conditions=["baseline", "repeat"],
+            seed=1,
+            noise=Noise(logit=0.1),
+        ).dataset
         expected = known_answers.shift_differences(ds, "repeat"), known_answers.repeat_residuals(ds)
         monkeypatch.setattr(blocks, "_heads_at_once", lambda *_: 1)
         assert (known_answers.shift_differences(ds, "repeat"), known_answers.repeat_residuals(ds)) == expected
 
     def test_a_block_is_bounded_by_bytes_and_holds_whole_chunks(self, ds):
         one = ds.sel(condition="baseline").chunk(head=2)
-        per_head = 8 * (ds.sizes["sequence"] * (ds.sizes["query"] * (ds.sizes["offset"] + 2) + ds.sizes["lag"]) + 1)
+        n_offsets = ds.sizes["offset"]
+        per_head = 8 * (
+            ds.sizes["sequence"] * (ds.sizes["query"] * (n_offsets + 2) + n_offsets + 2 * ds.sizes["lag"]) + 1
+        )
         sizes = {
             bound: [b.heads.stop - b.heads.start for b in blocks.field_blocks(one, bound=bound)][:3]
             for bound in (per_head - 1, per_head, 3 * per_head, 4 * per_head, np.inf)
@@ -171,7 +183,7 @@ def submitted(monkeypatch):
 class TestCluster:
     def test_every_estimator_gives_the_same_bits_two_heads_at_a_time(self, submitted, path, asked):
         estimator, expected = asked
-        with open_dump(path) as lazy, dask.config.set({"posstats.block-bytes": "130 kB"}):
+        with open_dump(path) as lazy, dask.config.set({"posstats.block-bytes": "230 kB"}):
             (of_block, *_) = (one.heads for one in blocks.field_blocks(lazy.sel(condition="baseline")))
             assert of_block == slice(0, 2)
             assert lazy.logit.chunksizes["head"] == (2, 2, 1)
@@ -389,7 +401,7 @@ def parts(tmp_path_factory):
     folder, files = tmp_path_factory.mktemp("parts"), []
     for seed in (0, 1):
         simulated = ps.simulate(
-            n=8, sequences_per_document=12, length=512, layers=1, heads=8, offsets=(0, 1, 2, 4),
+            n=8, sequences_per_document=12, length=1024, layers=1, heads=8, offsets=(0, 1, 2, 4),
             conditions=["baseline", "bos=mean"], seed=seed,
         )  # fmt: skip
         files.append(write_dump(simulated.dataset, folder / f"{seed}.h5"))
@@ -435,7 +447,7 @@ class TestHardLimit:
         path = under_limit("write", tmp_path / "d.h5", FEW, *parts)
         with open_dump(path) as lazy, open_dump(parts[1]) as part:
             assert lazy.nbytes > LIMIT
-            for name in ("logit", "logit_sum_by_lag"):
+            for name in ("logit", "steady_log_sum"):
                 np.testing.assert_array_equal(lazy[name].isel(layer=-1).values, part[name].isel(layer=0).values)
 
     def test_the_numbers_are_those_of_memory(self, large, expected, tmp_path):
