@@ -12,7 +12,6 @@ from dask.local import get_sync
 
 from posstats.arguments import items, labels, shown
 from posstats.errors import InputError, NumericalError
-from posstats.stats.pair_products.terms import lag_counts
 from posstats.vocabulary import COORDINATES, LOG_ATTENTION, VARIABLES
 
 #: What every estimate of position is made of, per head, and all of it: terms keep it beside them.
@@ -115,14 +114,6 @@ def check_sink(sink_logit: np.ndarray, visible: np.ndarray) -> None:
     if (np.isnan(sink_logit) != (visible <= np.arange(len(visible)))).any():
         raise NumericalError(
             "sink_logit must be a number where position 0 is visible, and NaN elsewhere: these are changed or damaged."
-        )
-
-
-def check_sums(sums: np.ndarray, visible: np.ndarray) -> None:
-    """Raise NumericalError where a sum by lag, (..., lag), is not finite although some query sees that lag."""
-    if not np.isfinite(sums[..., lag_counts(visible) > 0]).all():
-        raise NumericalError(
-            "logit_sum_by_lag must be finite at every lag that a query sees: these numbers are changed or damaged."
         )
 
 
