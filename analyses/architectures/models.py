@@ -86,11 +86,11 @@ def record(entries: Sequence[Entry], config: AnalysisConfig, *, show: bool = Tru
     InputError
         If a window would never bind.
     """
-    length = config.sequences.length
+    analysed = config.sequences.length // 2
     for entry in entries:
         window = entry.model.sliding_window
-        if window is not None and window >= length:
-            raise InputError(f"{entry.name}: a window of {window} never binds in sequences of {length} tokens")
+        if window is not None and window >= analysed:
+            raise InputError(f"{entry.name}: a window of {window} never binds among {analysed} analysed queries")
     for entry in entries:
         dumps = {dump_path(config, entry): DumpConfig()}
         record_dumps(replace(config, model=entry.model), dumps, overwrite=True, show=show)
@@ -118,7 +118,7 @@ def design(folder: Path, models: str, *, token: int, layer: int | str, quick: bo
         "shift=64", "repeat",
     )  # fmt: skip
     return AnalysisConfig(
-        sequences=SequencesConfig(n=8, length=72) if quick else SequencesConfig(),
+        sequences=SequencesConfig(n=8, length=144) if quick else SequencesConfig(),
         record=RecordConfig(conditions, (0, 1, 4) if quick else RecordConfig().offsets),
         run=RunConfig(dumps=str(folder), models=models),
     )

@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     config = models.design(given.dumps, given.models_dir, token=given.token, layer=given.layer, quick=given.quick)
-    windows = [window for window in models.WINDOWS if window < config.sequences.length]
+    windows = [window for window in models.WINDOWS if window < config.sequences.length // 2]
     variants = models.variants(given.model, models.NTK_FACTORS, windows)
     adapted = models.adapted(given.model, given.adapters)
     steps = given.step or STEPS

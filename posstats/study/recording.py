@@ -188,14 +188,15 @@ def _tell_of_offsets(model: Any, length: int, offsets: tuple[int, ...]) -> None:
     from posstats.dumping.model.variants import keys_of_late_queries
     from posstats.dumping.recorder.structure import attention_window
 
-    keys = keys_of_late_queries(model.config.get_text_config(), length, attention_window(model))
-    beyond = [str(offset) for offset in offsets if offset >= keys and offset < length]
+    analysed = length // 2
+    keys = keys_of_late_queries(model.config.get_text_config(), analysed, attention_window(model))
+    beyond = [str(offset) for offset in offsets if keys <= offset < analysed]
     if beyond:
         logger.warning(
-            "warning: offsets %s can be recorded but not analysed: some query of the second half of %d tokens sees "
-            "%d keys; choose offsets below %d (--offset, or offsets under [record])",
+            "warning: offsets %s can be recorded but not analysed: some query of the second half of %d analysed "
+            "sees %d keys; choose offsets below %d (--offset, or offsets under [record])",
             ", ".join(beyond),
-            length,
+            analysed,
             keys,
             keys,
         )

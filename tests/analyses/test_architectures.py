@@ -205,7 +205,7 @@ def test_configurations_of_larger_models_run_on_tiny_ones(path, tmp_path):
     tiny.tokenizer().save_pretrained(tmp_path / "model")
     config = load_config(path, model=str(tmp_path / "model"))
     full = config.sequences
-    # Everything 128 times shorter: 6,144 tokens against a window of 4,096 become 48 against 32.
+    # Everything 128 times shorter: 12,288 tokens against a window of 4,096 become 96 against 32.
     shorter = {"bos@64": "bos@16", "bos=tokens:8": "bos=tokens:2", "trajectory=token:1000@1/4": "trajectory=token:7@1"}
     assert set(shorter) < set(config.record.conditions)
     conditions = tuple(shorter.get(name, name) for name in config.record.conditions)

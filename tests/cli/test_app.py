@@ -16,6 +16,7 @@ import posstats as ps
 from posstats.cli.app import app, main
 from posstats.dataset.store import parts_folder, write_dump
 from posstats.errors import InputError
+from posstats.vocabulary import SCHEMA_VERSION
 from tests import tiny
 
 COMMANDS = ["models", "dump", "inspect", "analyze", "claims", "report", "simulate", "bench"]
@@ -190,7 +191,7 @@ class TestInspect:
         assert facts["sizes"]["sequence"] == 25
         assert facts["conditions"] == ["baseline"]
         assert facts["offsets"] == [0, 1]
-        assert facts["attributes"]["schema_version"] == 1
+        assert facts["attributes"]["schema_version"] == int(SCHEMA_VERSION)
 
     def test_json_in_attributes_is_decoded(self, run, folder, tmp_path):
         with ps.open_dump(folder / "simulated.h5") as dataset:
@@ -241,7 +242,7 @@ class TestDump:
             "(overwrite=True, --overwrite)"
         )
         several = self.dump(mistake, folder, path, "--seed", 1, "-t", 20, "-d", 2)
-        assert "(different: seed, sequences_seed, conditions, length, offsets)" in several
+        assert "(different: length, seed, sequences_seed, conditions, offsets)" in several
         assert path.stat().st_mtime_ns == before
         code, _, err = self.dump(run, folder, path, "--overwrite", "--quiet", "--no-bos")
         assert (code, err) == (0, f"warning: {path}: {FEW}\n")
@@ -277,7 +278,7 @@ class TestDump:
             (["--ntk-factor", 1], "ntk_factor must be above 1"),
             (["--sliding-window", 16], "narrows nothing in sequences of 16 tokens: give 1 to 15"),
             (["-n", 10**10], "sequences of 16 tokens at once"),
-            (["-d", 16], "offset must be a whole number from 0 to 15, not 16"),
+            (["-d", 16], "offset must be a whole number from 0 to 7, not 16"),
             (["--dtype", "int8"], "dtype must be one of 'float32'"),
             (["--bos-token", "<none>"], "is not in the vocabulary"),
             (["--source", "web"], "source must be one of random, text"),
@@ -309,15 +310,15 @@ class TestDump:
         code, _, err = run(*small, "-t", 16)
         assert (code, err) == (
             0,
-            "of the default offsets, 16 are left out: sequences of 16 tokens are too short for them; --offset chooses "
+            "of the default offsets, 8, 16 are left out: sequences of 16 tokens are too short for them; --offset chooses "
             "others\n",
         )
         code, _, err = run(
-            *small, "-t", 24, "-d", 4, "-d", 13, "-d", 20, "-c", "bos=mean", "--sliding-window", 12, "-q"
+            *small, "-t", 48, "-d", 4, "-d", 13, "-d", 20, "-c", "bos=mean", "--sliding-window", 12, "-q"
         )
         assert code == 0
         assert err.splitlines() == [
-            "warning: offsets 13, 20 can be recorded but not analysed: some query of the second half of 24 tokens "
+            "warning: offsets 13, 20 can be recorded but not analysed: some query of the second half of 24 analysed "
             "sees 12 keys; choose offsets below 12 (--offset, or offsets under [record])",
             f"warning: {tmp_path / 'd.h5'}: without the condition baseline nothing that compares with it can be "
             "computed, such as removal",

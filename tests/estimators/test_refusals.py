@@ -240,13 +240,6 @@ def test_labels_that_no_dump_has(function, change, words):
     refused(lambda: function(change()), words)
 
 
-@pytest.mark.parametrize("function", [ps.decompose, ps.shares, ps.magnitude, ps.position_tests])
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_sums_at_lags_that_are_no_offsets(function, value):
-    changed = DS.assign(logit_sum_by_lag=DS.logit_sum_by_lag.where(DS["lag"] != 20, value))
-    refused(lambda: function(changed), "logit_sum_by_lag must be finite")
-
-
 @pytest.mark.parametrize("name", ["", ".", "..", "../x", "a/b", "a\0b"])
 def test_names_of_files(results, tmp_path, name):
     refused(lambda: tables.write_table(results["leakage"], tmp_path, name), "name must be the name of a file")

@@ -277,7 +277,7 @@ class TestNumbers:
         assert "There is no ledger of claims among these results" in text
 
     def test_a_head_below_the_threshold_is_no_sink(self, tmp_path):
-        result = ps.sinks(ps.simulate(n=30, length=32, layers=2, heads=2, seed=0).dataset)
+        result = ps.sinks(ps.simulate(n=30, length=64, layers=2, heads=2, seed=0).dataset)
         below = result.table[(result.table.estimate < 0.3) & (result.table.q < 0.05)]
         assert len(below) == 4
         write_table(result, tmp_path, "sinks")

@@ -298,6 +298,10 @@ _CHOSEN = {
 }  # fmt: skip
 
 
+#: Attributes that follow from others.
+_DERIVED = ("settings_sha256", "received_queries", "reference_queries")
+
+
 def differences(
     found: Mapping[str, Any],
     wanted: Mapping[str, Any],
@@ -313,8 +317,8 @@ def differences(
         for name, value in wanted.items()
         if name not in found or not np.array_equal(np.atleast_1d(found[name]), np.atleast_1d(value))
     )
-    own = [name for name in names if name != "settings_sha256"]
+    own = [name for name in names if name not in _DERIVED]
     if labels_found is not None and labels_wanted is not None:
         same = {name: np.array_equal(labels_found.get(name, ()), labels_wanted.get(name, ())) for name in _CHOSEN}
-        own += [what for name, what in _CHOSEN.items() if not same[name]]
+        own += [what for name, what in _CHOSEN.items() if not same[name] and what not in own]
     return f"different: {', '.join(own) or 'tokens, documents, conditions, offsets or probes'}"
