@@ -168,7 +168,7 @@ def test_the_analysis_imports_no_torch():
 
 def test_a_window_that_never_binds_is_refused_before_recording(folder, tmp_path):
     config = models.design(tmp_path, str(tmp_path), token=7, layer=1, quick=True)
-    with pytest.raises(InputError, match="window-72: a window of 72 never binds in sequences of 72 tokens"):
+    with pytest.raises(InputError, match="window-72: a window of 72 never binds among 72 analysed queries"):
         models.record(models.variants(str(folder / "base"), [], [72]), config)
     assert not list(tmp_path.iterdir())
 

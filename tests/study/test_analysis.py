@@ -335,7 +335,7 @@ def test_findings_may_be_tables_alone(config, dump, tmp_path):
     config = replace(config, analyses=AnalysesConfig(("mine.py",)))
     table = run_analyses(config, {"sim": dump}, tmp_path / "results", show=False)
     assert table.frame.empty
-    assert len(csv(tmp_path / "results", "positions")) == 24
+    assert len(csv(tmp_path / "results", "positions")) == 20
     assert Findings().headline == ()
 
 

@@ -20,7 +20,7 @@ DEFAULT = Path(__file__).parents[2] / "analyses" / "default.toml"
 def model(tmp_path_factory):
     """Folder of a model of 4 blocks that knows token 260."""
     folder = tmp_path_factory.mktemp("model")
-    tiny.build("llama", num_hidden_layers=4, vocab_size=300, max_position_embeddings=256).save_pretrained(folder)
+    tiny.build("llama", num_hidden_layers=4, vocab_size=300, max_position_embeddings=512).save_pretrained(folder)
     tiny.byte_tokenizer(300).save_pretrained(folder)
     return folder
 
