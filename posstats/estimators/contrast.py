@@ -42,7 +42,7 @@ from posstats.vocabulary import BASELINE, EARLY, LOG_ATTENTION, RESIDUAL
 #: What two architectures are compared in -> its unit.
 QUANTITIES = {"leakage": "nats^2", "share": "1", "magnitude": "nats^2", "removal": "1", "slope": "nats^2"}
 #: Interval methods of contrasts.
-METHODS = ("corrected_jackknife", "jackknife")
+METHODS = ("t",)
 _SHARES = ("mask", RESIDUAL)
 #: What float64 leaves of sums of products that should vanish, nats squared.
 _ROUNDING = 1e-12
@@ -106,8 +106,8 @@ def contrast(
     %(offsets)s
         Both sides must have the same.
     %(level)s
-    method : {"corrected_jackknife", "jackknife"}, optional
-        Jackknife over documents; the corrected one by default.
+    method : {"t"}, optional
+        A contrast rests on the corrected jackknife over documents.
     %(n_permutations)s
         They test that there is leakage, or a magnitude to remove, at all.
     %(seed)s
@@ -149,8 +149,9 @@ def contrast(
     >>> bool(row.low > 0), result.settings["documents"]
     (True, 'paired')
     """
-    inference = Inference(level, method, n_permutations=n_permutations, adjust=adjust, seed=seed).of("contrast")
-    method = choice("method of a contrast", inference.interval, METHODS)
+    inference = Inference(level, method, n_permutations=n_permutations, adjust=adjust, seed=seed)
+    choice("method of a contrast", inference.method or "t", METHODS)
+    method = inference.corrected
     pair_runs, allow_mixed = flag("pair_runs", pair_runs), flag("allow_mixed", allow_mixed)
     if len(names := items("labels", labels, "text")) != 2 or names[0] == names[1]:
         raise InputError(f"labels must be two different names, not {shown(labels)}.")

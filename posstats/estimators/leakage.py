@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -9,21 +10,23 @@ import xarray as xr
 
 from posstats.arguments import choice, flag, items, labels
 from posstats.dataset.blocks import read
-from posstats.dataset.door import check_by
+from posstats.dataset.door import check_by, tolerance_of
 from posstats.dataset.parameters import explained
 from posstats.dataset.terms import select_condition
 from posstats.estimators.pair_products import (
     Bin,
+    Estimand,
     Estimate,
     StatisticsKernel,
     estimates,
     magnitude_bins,
     share_bins,
 )
-from posstats.estimators.rows import adjusted, conditions, noted, ordered, prepare
+from posstats.estimators.rows import ROUNDING, adjusted, conditions, ordered, prepare
 from posstats.results.base import LeakageResult, MagnitudeResult, RemovalResult, ShareResult, SizeResult
 from posstats.stats.inference.options import Inference
 from posstats.stats.pair_products.components import (
+    SHARE_COMPONENTS,
     SQUARE_COMPONENTS,
     leakage_statistics,
     magnitude_statistics,
@@ -32,11 +35,13 @@ from posstats.stats.pair_products.components import (
     share_statistics,
     size_statistics,
 )
-from posstats.stats.pair_products.terms import Array, SteadyState, check_order
+from posstats.stats.pair_products.terms import SteadyState, check_order
 from posstats.vocabulary import BASELINE, LOG_ATTENTION, RESIDUAL
 
 #: Sizes and magnitudes with a calibrated test of their being 0.
 _TESTED = [SQUARE_COMPONENTS.index(name) for name in (LOG_ATTENTION, "redistribution", RESIDUAL)]
+#: Columns of a confidence set.
+LIMITS = ("low", "high", "gap_low", "gap_high")
 
 
 @explained
@@ -98,7 +103,7 @@ def leakage(
     >>> bool(result.table.p.iloc[0] < 0.05)
     True
     """
-    inference = Inference(level, method, n_resamples, n_permutations, adjust, seed).of("leakage")
+    inference = Inference(level, method, n_resamples, n_permutations, adjust, seed)
     grouped, octaves = check_by(by, ("layer", "head", "offset")), flag("octaves", octaves)
     terms, notes, settings = prepare(data, offsets, inference)
     rows = []
@@ -107,13 +112,14 @@ def leakage(
         if "offset" in grouped:
             bins = [part for whole in bins for part in whole.by_offset()]
         over_offsets = [dim for dim in grouped if dim != "offset"]
-        for cell in estimates(
-            [one], leakage_statistics, _components, bins=bins, by=over_offsets, inference=inference, squared=True
-        ):
-            rows.append(_row(condition, cell, 0) | {"p": cell.absence_p[0]})
-    table = adjusted(pd.DataFrame(rows), ["condition", "queries"], inference, {"p": "q"})
+        whole = Estimand(np.ones((1, 1, 1)))
+        for cell in estimates([one], leakage_statistics, whole, bins=bins, by=over_offsets, inference=inference):
+            rows.append(_row(condition, cell, 0) | {"p": cell.absence_p[0]} | _scale(cell, terms))
+    table = _beyond_rounding(pd.DataFrame(rows))
+    table = adjusted(table, ["condition", "queries"], inference, {"p": "q"})
     notes += inference.few_flips(table.groupby(["condition", "queries"]).size().max())
-    return LeakageResult(ordered(_with_scatter(table, terms)), settings | inference.settings(), notes)
+    settings |= inference.settings("moments", pooled=not grouped)
+    return LeakageResult(ordered(_with_scatter(table, terms)), settings, notes)
 
 
 @explained
@@ -169,26 +175,32 @@ def shares(
     >>> abs(float(sums) - 1) < 1e-6
     True
     """
-    inference = Inference(level, method, n_resamples, n_permutations, adjust, seed).of("share")
+    inference = Inference(level, method, n_resamples, n_permutations, adjust, seed)
     parts = share_parts(order)
     grouped, octaves = check_by(by), flag("octaves", octaves)
     terms, notes, settings = prepare(data, offsets, inference)
     rows = []
+    leakage_alone = np.eye(len(SHARE_COMPONENTS))[:1]
+    estimand = Estimand(np.stack(list(parts.values()), axis=1)[None], leakage_alone)
+    ends = [np.stack(list(share_parts(end).values()), axis=1) for end in ("mask_first", "mask_last")]
     for condition, one in conditions(terms):
         bins = share_bins(one, octaves)
-        estimand = partial(_shares, parts=np.stack(list(parts.values()), axis=1))
         for cell in estimates([one], share_statistics, estimand, bins=bins, by=grouped, inference=inference):
+            numbers = {"leakage": cell.sums[0, 0], "leakage_p": cell.absence_p[0]} | _scale(cell, terms)
+            with np.errstate(divide="ignore", invalid="ignore"):
+                by_order = np.stack([cell.sums[0] @ end for end in ends]) / cell.sums[0, 0]
+            low, high = by_order.min(axis=0), by_order.max(axis=0)
             for k, term in enumerate(parts):
-                row = _row(condition, cell, k + 1) | {"term": term, "p": cell.interval.p[k + 1]}
-                rows.append(row | {"leakage": cell.interval.estimate[0], "leakage_p": cell.absence_p[0]})
+                row = _ratio_row(condition, cell, k) | {"term": term, "order_low": low[k], "order_high": high[k]}
+                rows.append(row | numbers)
     family = ["condition", "queries", "term"]
     table = adjusted(pd.DataFrame(rows), family, inference, {"leakage_p": "leakage_q"})
-    table = noted(table, table.leakage, "no leakage beyond rounding")
+    table = _ratio_beyond_rounding(table, "leakage", "no leakage beyond rounding")
     # The share of `relative` is 0 by construction, not by estimation: there is nothing to test.
-    table.loc[table.term == "relative", "p"] = np.nan
+    table.loc[table.term == "relative", ["p", "note"]] = np.nan, ""
     table = adjusted(table, family, inference, {"p": "q"})
     notes += inference.few_flips(table.groupby(family).size().max())
-    settings |= inference.settings() | {"order": order}
+    settings |= inference.settings("fieller", pooled=not grouped) | {"order": order}
     return ShareResult(ordered(_with_scatter(table.drop(columns="leakage_p"), terms)), settings, notes)
 
 
@@ -246,16 +258,16 @@ def size(
     >>> result.table.set_index("term").low["mask"] > 0
     np.True_
     """
-    inference = Inference(level, method, n_resamples, n_permutations, adjust, seed).of("leakage")
+    inference = Inference(level, method, n_resamples, n_permutations, adjust, seed)
     kernel = partial(size_statistics, last=check_order(order))
     grouped, octaves = check_by(by), flag("octaves", octaves)
     terms, notes, settings = prepare(data, offsets, inference)
     rows: list[dict[str, object]] = []
     for condition, one in conditions(terms):
         rows += _squares(one, condition, kernel, share_bins(one, octaves), grouped, inference)
-    table = adjusted(pd.DataFrame(rows), ["condition", "queries", "term"], inference, {"p": "q"})
+    table = adjusted(_beyond_rounding(pd.DataFrame(rows)), ["condition", "queries", "term"], inference, {"p": "q"})
     notes += inference.few_flips(table.groupby(["condition", "queries", "term"]).size().max())
-    settings |= inference.settings() | {"order": order}
+    settings |= inference.settings("moments", pooled=not grouped) | {"order": order}
     return SizeResult(ordered(_with_scatter(table, terms)), settings, notes)
 
 
@@ -311,16 +323,16 @@ def magnitude(
     >>> result.table.queries.unique().tolist()
     ['[2, 4)', '[4, 8)', '[8, 16)', '[16, 32)', '[2, 16)']
     """
-    inference = Inference(level, method, n_resamples, n_permutations, adjust, seed).of("magnitude")
+    inference = Inference(level, method, n_resamples, n_permutations, adjust, seed)
     kernel = partial(magnitude_statistics, last=check_order(order))
     grouped = check_by(by)
     terms, notes, settings = prepare(data, offsets, inference)
     rows: list[dict[str, object]] = []
     for condition, one in conditions(terms):
-        rows += _squares(one, condition, kernel, magnitude_bins(one), grouped, inference)
-    table = adjusted(pd.DataFrame(rows), ["condition", "queries", "term"], inference, {"p": "q"})
+        rows += _squares(one, condition, kernel, magnitude_bins(one), grouped, inference, summed=False)
+    table = adjusted(_beyond_rounding(pd.DataFrame(rows)), ["condition", "queries", "term"], inference, {"p": "q"})
     notes += inference.few_flips(table.groupby(["condition", "queries", "term"]).size().max())
-    settings |= inference.settings() | {"order": order}
+    settings |= inference.settings("moments", pooled=not grouped) | {"order": order}
     return MagnitudeResult(ordered(_with_scatter(table, terms)), settings, notes)
 
 
@@ -383,7 +395,7 @@ def removal(
     >>> bool(early.low < 0.4 < early.high)  # what the simulation removes
     True
     """
-    inference = Inference(level, method, n_resamples, n_permutations, adjust, seed).of("removal")
+    inference = Inference(level, method, n_resamples, n_permutations, adjust, seed)
     kernel = partial(residual_statistics, last=check_order(order))
     grouped = check_by(by)
     terms, notes, settings = prepare(data, offsets, inference)
@@ -392,21 +404,24 @@ def removal(
     names = items("condition", condition, "text")
     labels("condition", names, [name for name in there if name != baseline], "text")
     sources = [select_condition(terms, name) for name in (baseline, *names)]
+    above = np.concatenate([np.ones((1, 1, len(names))), -np.eye(len(names))[:, None]])
+    below = np.eye(len(sources))[0][:, None]
     rows = []
     for cell in estimates(
-        sources, kernel, _removal, bins=magnitude_bins(sources[0]), by=grouped, inference=inference,
+        sources, kernel, Estimand(above, below), bins=magnitude_bins(sources[0]), by=grouped, inference=inference,
     ):  # fmt: skip
-        magnitudes = cell.interval.estimate[len(names) :]
+        magnitudes = cell.sums[:, 0]
         for k, name in enumerate(names):
-            row = _row(name, cell, k) | {"p": cell.interval.p[k], "magnitude": magnitudes[k + 1]}
-            rows.append(row | {"baseline_magnitude": magnitudes[0], "baseline_p": cell.absence_p[0]})
+            row = _ratio_row(name, cell, k) | {"magnitude": magnitudes[k + 1], "baseline_magnitude": magnitudes[0]}
+            amount = {"removed": magnitudes[0] - magnitudes[k + 1], "removed_se": cell.limits.numerator_se[k]}
+            rows.append(row | amount | {"baseline_p": cell.absence_p[0]} | _scale(cell, terms, summed=False))
     rows.sort(key=lambda row: names.index(str(row["condition"])))
     family = ["condition", "queries"]
     table = adjusted(pd.DataFrame(rows), family, inference, {"baseline_p": "baseline_q"})
-    table = noted(table, table.baseline_magnitude, "nothing to remove beyond rounding")
+    table = _ratio_beyond_rounding(table, "baseline_magnitude", "nothing to remove beyond rounding")
     table = adjusted(table, family, inference, {"p": "q"}).drop(columns="baseline_p")
     notes += inference.few_flips(table.groupby(family).size().max())
-    settings |= inference.settings() | {"order": order, "baseline": baseline}
+    settings |= inference.settings("fieller", pooled=not grouped) | {"order": order, "baseline": baseline}
     return RemovalResult(ordered(table), settings, notes)
 
 
@@ -417,37 +432,51 @@ def _squares(
     bins: Sequence[Bin],
     by: Sequence[str],
     inference: Inference,
+    *,
+    summed: bool = True,
 ) -> Iterator[dict[str, object]]:
     """Rows of means of squares, one per term."""
-    for cell in estimates(
-        [one], kernel, _components, bins=bins, by=by, inference=inference, tested=_TESTED, squared=True
-    ):
+    each = Estimand(np.eye(len(SQUARE_COMPONENTS))[None])
+    for cell in estimates([one], kernel, each, bins=bins, by=by, inference=inference, tested=_TESTED):
         absence_p = dict(zip(_TESTED, cell.absence_p, strict=True))
         for k, term in enumerate(SQUARE_COMPONENTS):
-            yield _row(condition, cell, k) | {"term": term, "p": absence_p.get(k, np.nan)}
+            row = _row(condition, cell, k) | {"term": term, "p": absence_p.get(k, np.nan)}
+            yield row | _scale(cell, one, summed=summed)
 
 
-def _components(sums: Array) -> Array:
-    """The components of the only source."""
-    return sums[..., 0, :]
+def _scale(cell: Estimate, data: xr.Dataset, *, summed: bool = True) -> dict[str, object]:
+    """What rounding may do to a sum of squares of the recorded numbers, nats squared.
+
+    `summed` says whether the estimand is a sum over offsets, not their mean.
+    """
+    return {"rounding": tolerance_of(data)[1] ** 2 * cell.n_heads * (len(cell.bin.offsets) if summed else 1)}
 
 
-def _shares(sums: Array, parts: Array) -> Array:
-    """Leakage, then the shares, whose numerators are combinations `parts` (component, share) of the components."""
-    components = sums[..., 0, :]
-    total = components[..., :1]
-    with np.errstate(divide="ignore", invalid="ignore"):  # no leakage at all: the share is undefined, NaN
-        share = np.where(total != 0, (components[..., None] * parts).sum(axis=-2) / total, np.nan)
-    return np.concatenate([total, share], axis=-1)
+def _beyond_rounding(table: pd.DataFrame) -> pd.DataFrame:
+    """Say where a mean of squares is rounding: there is nothing to test."""
+    bound = table.pop("rounding")
+    nothing = (table.estimate.abs() <= bound) & (table.se <= bound)
+    table.loc[nothing, "p"] = 1.0
+    table["note"] = np.where(nothing, "nothing beyond rounding", "")
+    return table
 
 
-def _removal(sums: Array) -> Array:
-    """Removal by every source but the first, then the residual magnitudes of all."""
-    residual = sums[..., 0]
-    baseline = residual[..., :1]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        removed = np.where(baseline != 0, 1 - residual[..., 1:] / baseline, np.nan)
-    return np.concatenate([removed, residual], axis=-1)
+def _ratio_beyond_rounding(table: pd.DataFrame, denominator: str, why: str) -> pd.DataFrame:
+    """Say where numerator or denominator of a ratio are rounding, which decides neither a set nor a test."""
+    bound, size = table.pop("rounding"), table[denominator].abs()
+    absent = ~(size > bound)
+    nothing = ~absent & ((table.estimate * size).abs() <= bound) & (table.se * size <= bound)
+    point = ~absent & ~nothing & (table.se <= ROUNDING)
+    table.loc[absent, ["estimate", "se", *LIMITS, "p"]] = np.nan
+    table.loc[absent, "set"] = ""
+    for limit in LIMITS[:2]:
+        table.loc[nothing | point, limit] = table.estimate[nothing | point]
+    table.loc[nothing | point, list(LIMITS[2:])] = np.nan
+    table.loc[nothing | point, "set"] = "interval"
+    table.loc[nothing, "p"], table.loc[point, "p"] = 1.0, np.nan
+    unvaried = "documents do not differ beyond rounding: no test"
+    table["note"] = np.select([absent, nothing, point], [why, "nothing beyond rounding", unvaried], "")
+    return table
 
 
 def content_scatter(data: xr.Dataset) -> pd.DataFrame:
@@ -486,14 +515,23 @@ def _with_scatter(table: pd.DataFrame, terms: xr.Dataset) -> pd.DataFrame:
 
 
 def _row(condition: str, cell: Estimate, value: int) -> dict[str, object]:
-    x = cell.interval
+    """A mean of squares; the limits of a bootstrap beside its own where there was one."""
+    row = _named_row(condition, cell, value, ("estimate", "se", "low", "high", "boot_low", "boot_high"))
+    if np.isnan(cell.limits.boot_low).all():
+        del row["boot_low"], row["boot_high"]
+    return row
+
+
+def _ratio_row(condition: str, cell: Estimate, value: int) -> dict[str, object]:
+    return _named_row(condition, cell, value, ("estimate", "se", *LIMITS, "set", "p"))
+
+
+def _named_row(condition: str, cell: Estimate, value: int, names: Sequence[str]) -> dict[str, Any]:
     return {
         "condition": condition,
         **cell.key,
         "queries": cell.bin.label,
         **({} if cell.bin.offset is None else {"offset": cell.bin.offset}),
-        "estimate": x.estimate[value],
-        "se": x.se[value],
-        "low": x.low[value],
-        "high": x.high[value],
+        **{name: getattr(cell.limits, name)[value] for name in names},
+        "method": cell.limits.method,
     }

@@ -6,8 +6,8 @@ complete.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import lru_cache, partial
+from dataclasses import dataclass, fields
+from functools import partial
 
 import numpy as np
 import xarray as xr
@@ -16,27 +16,34 @@ from posstats.dataset.blocks import Block, field_blocks
 from posstats.dataset.terms import document_codes
 from posstats.errors import DesignError
 from posstats.execution.parallel import side_by_side
+from posstats.stats.inference.limits import Limits, ratio_limits, square_limits
 from posstats.stats.inference.options import Inference
-from posstats.stats.inference.resample import (
-    Interval,
-    document_pairs,
-    document_weights,
-    interval,
-    jackknife_error,
-    leave_out_weights,
-    pair_weights,
-)
+from posstats.stats.inference.resample import document_weights, leave_out_weights
 from posstats.stats.inference.sign_flips import random_signs, sign_flip_test
 from posstats.stats.pair_products.components import LayerField, Statistics, analysed_queries, octave_bins
-from posstats.stats.pair_products.evaluate import evaluate, pair_products
+from posstats.stats.pair_products.evaluate import evaluate, influence_products, pair_products
 from posstats.stats.pair_products.terms import Array
 from posstats.vocabulary import EARLY, EARLY_BIN
 
 #: Products of documents that a bin makes per head, at most: the components, and what is tested.
 _PRODUCTS = 8
 StatisticsKernel = Callable[[LayerField, np.ndarray, np.ndarray], Statistics]
-#: Components summed over a group, shape (..., source, component) -> values of the estimand, shape (..., value).
-Estimand = Callable[[Array], Array]
+
+
+@dataclass(frozen=True, slots=True)
+class Estimand:
+    """What is estimated: linear combinations of the summed components, or their ratios to one of them.
+
+    Attributes
+    ----------
+    above : ndarray, shape (source, component, value)
+        Weights that make the values, or their numerators.
+    below : ndarray, shape (source, component), or None
+        Weights that make the denominator of all values; without one the values are means of squares.
+    """
+
+    above: Array
+    below: Array | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,57 +93,57 @@ def _octaves(n_queries: int, offsets: np.ndarray) -> list[Bin]:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """One group and bin: which layer and head (absent where pooled), the interval, and the test of leakage.
+    """One group and bin: which layer and head (absent where pooled), the intervals, and the test of leakage.
 
     Attributes
     ----------
     key : dict
         "layer" and/or "head" -> label.
     bin : Bin
-    interval : Interval
+    limits : Limits
         One element per value of the estimand.
     absence_p : ndarray, shape (tested,)
         Sign-flip p-values of "this component of the first source is 0: its field has no mean", per tested component.
-    sums : Sums
-        The components that the estimand is a function of, at the estimate, without each document and at every
-        replicate: numerator and denominator of a ratio together.
+    sums : ndarray, shape (source, component)
+        The components that the estimand is a function of.
+    n_heads : int
+        Heads that were added up.
     """
 
     key: dict[str, int]
     bin: Bin
-    interval: Interval
+    limits: Limits
     absence_p: Array
-    sums: "Sums"
+    sums: Array
+    n_heads: int
 
 
 @dataclass(slots=True)
 class Sums:
-    """Components summed over the heads of a group, and the products that are tested.
+    """Components summed over the heads of a group, and products of documents.
 
     Attributes
     ----------
     estimate : ndarray, shape (source, component)
     left_out : ndarray, shape (document, source, component)
         Without each document.
-    replicates : ndarray, shape (replicate, source, component)
-        At the bootstrap's counts or without pairs of documents, as the interval method needs.
-    replicates_left_out : ndarray, shape (replicate, document, source, component)
-        Without one copy of each document of a replicate; no documents unless the method is "studentized".
-    products : ndarray, shape (tested component, document, document)
+    tested : ndarray, shape (tested component, document, document)
+        What a sign-flip test flips.
+    products : ndarray, shape (source, component, document, document)
+        What intervals are made of; no components where they need none.
+    n_heads : int
     """
 
     estimate: Array
     left_out: Array
-    replicates: Array
-    replicates_left_out: Array
+    tested: Array
     products: Array
+    n_heads: int = 1
 
-    @classmethod
-    def of_cells(cls, cells: Sequence["Sums"]) -> "Sums":
-        """Several groups and bins side by side: (..., cell, source, component), products (cell, ...)."""
-        names = ("estimate", "left_out", "replicates", "replicates_left_out")
-        values = {name: np.stack([getattr(one, name) for one in cells], axis=-3) for name in names}
-        return cls(**values, products=np.stack([one.products for one in cells]))
+    def add(self, other: "Sums") -> None:
+        """Add those of another head."""
+        for one in fields(self):
+            setattr(self, one.name, getattr(self, one.name) + getattr(other, one.name))
 
 
 def estimates(
@@ -148,26 +155,23 @@ def estimates(
     by: Sequence[str] = (),
     inference: Inference,
     tested: Sequence[int] = (0,),
-    squared: bool = False,
 ) -> Iterator[Estimate]:
     """Estimates with intervals for every group and bin.
 
     Parameters
     ----------
     sources : sequence of xarray.Dataset
-        Terms of a single condition each; several are paired: the same documents are resampled in all of them.
+        Terms of a single condition each; several are paired: the same documents are left out of all of them.
     kernel : callable
         Sufficient statistics of the heads of one layer (share or magnitude).
-    estimand : callable
-        From component sums (..., source, component) to values (..., value).
+    estimand : Estimand
     bins : sequence of Bin
     by : sequence of str
         Dimensions kept apart; the others are summed over before the estimand is applied.
     inference : Inference
+        Rows over all heads get a document bootstrap unless its method is "t", others only if it is "bootstrap".
     tested : sequence of int
         Components of the first source whose absence is tested.
-    squared : bool
-        Whether the estimand is a mean of squares (see :func:`posstats.stats.inference.resample.interval`).
 
     Yields
     ------
@@ -175,8 +179,11 @@ def estimates(
         Per group, then per bin.
     """
     _check_paired(sources)
-    _, n_documents = document_codes(sources[0])
-    resampling = _Resampling.of(inference, n_documents)
+    codes, n_documents = document_codes(sources[0])
+    drawn = None
+    if inference.method == "bootstrap" or (inference.method is None and not by):
+        drawn = document_weights(n_documents, inference.n_resamples, inference.seed)
+    limits = _Limits(estimand, np.bincount(codes).astype(np.float64), inference.level, drawn)
     signs = random_signs(n_documents, inference.n_permutations, inference.seed)
     head_labels = sources[0]["head"].values.tolist()
     groups: dict[tuple[tuple[str, int], ...], list[Sums]] = {}
@@ -185,29 +192,66 @@ def estimates(
         cells = [
             (key, one_bin, sums) for key in sorted(groups) for one_bin, sums in zip(bins, groups[key], strict=True)
         ]
-        together = Sums.of_cells([sums for _, _, sums in cells])
-        absence_p = sign_flip_test(together.products, signs)
-        found = resampling.interval(together, estimand, squared)
+        absence_p = sign_flip_test(np.stack([sums.tested for _, _, sums in cells]), signs)
+        found = limits.of([sums for _, _, sums in cells])
         for k, (key, one_bin, sums) in enumerate(cells):
-            yield Estimate(dict(key), one_bin, found.at(k), absence_p[k], sums)
+            yield Estimate(dict(key), one_bin, found.at(k), absence_p[k], sums.estimate, sums.n_heads)
         groups.clear()
 
-    job = partial(_evaluate_block, kernel=kernel, bins=tuple(bins), inference=inference, tested=tuple(tested))
+    job = partial(_evaluate_block, kernel=kernel, bins=tuple(bins), tested=tuple(tested), products=limits.need_products)
     blocks = field_blocks(*sources, products=len(bins) * _PRODUCTS)
     for block, evaluated in side_by_side(job, blocks):
         for h, head in enumerate(head_labels[block.heads]):
             labels = {"layer": block.layer, "head": head}
             key = tuple((dim, labels[dim]) for dim in by)
-            parts = [[source[b].at(h) for source in evaluated] for b in range(len(bins))]
+            parts = [_of_head([source[b] for source in evaluated], h) for b in range(len(bins))]
             if key in groups:
                 for total, part in zip(groups[key], parts, strict=True):
-                    _add(total, _stack(part))
+                    total.add(part)
             else:
-                groups[key] = [_stack(part) for part in parts]
+                groups[key] = parts
         if "layer" in by and block.last:  # a layer's groups are complete
             yield from finish()
     if groups:
         yield from finish()
+
+
+@dataclass(frozen=True, slots=True)
+class _Limits:
+    """How sums become intervals."""
+
+    estimand: Estimand
+    sequences: Array
+    level: float
+    drawn: Array | None
+
+    @property
+    def need_products(self) -> bool:
+        return self.estimand.below is None or self.drawn is not None
+
+    def of(self, cells: Sequence[Sums]) -> Limits:
+        """Intervals of the estimand, (cell, value)."""
+        estimate = np.stack([one.estimate for one in cells])
+        left_out = np.stack([one.left_out for one in cells], axis=1)
+        grams = np.stack([one.products for one in cells]) if self.need_products else None
+        above, below = self.estimand.above, self.estimand.below
+
+        def combine(values: Array, weights: Array) -> Array:
+            return np.tensordot(values, weights, axes=2)
+
+        def products(weights: Array) -> Array:
+            return np.einsum("cskgh,sk...->c...gh", grams, weights, optimize=True)
+
+        values, left = combine(estimate, above), combine(left_out, above)
+        if below is None:
+            return square_limits(values, left, products(above), self.sequences, self.level, self.drawn)
+        whole = np.broadcast_to(combine(estimate, below)[..., None], values.shape)
+        left_whole = np.broadcast_to(combine(left_out, below)[..., None], left.shape)
+        both = None
+        if grams is not None:
+            numerators = products(above)
+            both = numerators, np.broadcast_to(products(below)[:, None], numerators.shape)
+        return ratio_limits(values, whole, left, left_whole, self.sequences, self.level, both, self.drawn)
 
 
 def _check_paired(sources: Sequence[xr.Dataset]) -> None:
@@ -223,124 +267,41 @@ def _check_paired(sources: Sequence[xr.Dataset]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Evaluated:
-    """Components of a block and bin: at the estimate and at every replicate."""
+    """Components of a block and bin of one source."""
 
     estimate: Array  # (head, component)
     left_out: Array  # (document, head, component)
-    replicates: Array  # (replicate, head, component)
-    replicates_left_out: Array  # (replicate, document, head, component), no documents unless studentized
-    products: Array  # (head, component, document, document)
-
-    def at(self, h: int) -> tuple[Array, Array, Array, Array, Array]:
-        left = self.replicates_left_out[:, :, h]
-        return self.estimate[h], self.left_out[:, h], self.replicates[:, h], left, self.products[h]
-
-
-@dataclass(frozen=True, slots=True)
-class _Resampling:
-    """Which documents count how often, and the interval made of it.
-
-    Attributes
-    ----------
-    weights : ndarray, shape (replicate, document)
-        Bootstrap counts, ones without a pair of documents, or no replicates at all, as the method needs.
-    pairs : ndarray of int, shape (pair, 2), or None
-        Documents left out together.
-    """
-
-    inference: Inference
-    weights: Array
-    pairs: np.ndarray | None
-
-    @staticmethod
-    @lru_cache(maxsize=2)  # every job asks for the same
-    def of(inference: Inference, n_documents: int) -> "_Resampling":
-        if inference.interval == "jackknife":
-            return _Resampling(inference, np.empty((0, n_documents)), None)
-        if inference.interval == "corrected_jackknife":
-            pairs = document_pairs(n_documents)
-            return _Resampling(inference, pair_weights(n_documents, pairs), pairs)
-        return _Resampling(inference, document_weights(n_documents, inference.n_resamples, inference.seed), None)
-
-    @property
-    def studentized(self) -> bool:
-        return self.inference.interval == "studentized"
-
-    def interval(self, sums: Sums, estimand: Estimand, squared: bool) -> Interval:
-        """Intervals of the estimand, (cell, value)."""
-        error = None
-        if self.studentized:
-            left = np.moveaxis(estimand(sums.replicates_left_out), 1, -1)  # (replicate, cell, value, document)
-            error = jackknife_error(left, self.weights[:, None, None, :])
-        replicates = estimand(sums.replicates) if len(self.weights) else None
-        return interval(
-            estimand(sums.estimate),
-            estimand(sums.left_out),
-            replicates if self.pairs is None else None,
-            error,
-            pairs=self.pairs,
-            pair_left_out=None if self.pairs is None else replicates,
-            squared=squared,
-            method=self.inference.interval,
-            level=self.inference.level,
-        )
+    tested: Array  # (head, tested component, document, document)
+    products: Array  # (head, component, document, document), no components where none are needed
 
 
 def _evaluate_block(
-    block: Block, *, kernel: StatisticsKernel, bins: Sequence[Bin], inference: Inference, tested: Sequence[int]
+    block: Block, *, kernel: StatisticsKernel, bins: Sequence[Bin], tested: Sequence[int], products: bool
 ) -> list[list[_Evaluated]]:
     """Components of every source and bin."""
-    return [
-        _evaluated(
-            [kernel(field, one.queries, one.offsets) for one in bins],
-            _Resampling.of(inference, len(field.sequences)),
-            tested,
+    found = []
+    for field in block.fields():
+        stats = [kernel(field, one.queries, one.offsets) for one in bins]
+        values = [one.value for one in evaluate(stats, leave_out_weights(len(field.sequences)))]
+        found.append(
+            [
+                _Evaluated(
+                    value[0],
+                    value[1:],
+                    pair_products(one, tested),
+                    influence_products(one) if products else pair_products(one, ()),
+                )
+                for one, value in zip(stats, values, strict=True)
+            ]
         )
-        for field in block.fields()
-    ]
+    return found
 
 
-def _evaluated(stats: list[Statistics], resampling: _Resampling, tested: Sequence[int]) -> list[_Evaluated]:
-    n_documents = resampling.weights.shape[1]
-    # The estimate, then every document left out in turn, the reference without it included.
-    first = leave_out_weights(n_documents)
-    drawn = None
-    if resampling.studentized:
-        drawn = evaluate(stats, resampling.weights, left_out=True)
-    else:  # replicates like any other weights
-        first = np.concatenate([first, resampling.weights])
-    made = []
-    for b, (one, components) in enumerate(zip(stats, evaluate(stats, first), strict=True)):
-        value = components.value
-        made.append(
-            _Evaluated(
-                estimate=value[0],
-                left_out=value[1 : n_documents + 1],
-                replicates=value[n_documents + 1 :] if drawn is None else drawn[b].value,
-                replicates_left_out=np.empty((0, n_documents, *value.shape[1:]))
-                if drawn is None
-                else drawn[b].left_out,
-                products=pair_products(one, tested),
-            )
-        )
-    return made
-
-
-def _stack(parts: Sequence[tuple[Array, Array, Array, Array, Array]]) -> Sums:
-    """Components of several sources side by side: (..., source, component)."""
-    estimate, left_out, replicates, left, products = zip(*parts, strict=True)
+def _of_head(sources: Sequence[_Evaluated], h: int) -> Sums:
+    """Components of one head, several sources side by side; tests are of the first."""
     return Sums(
-        estimate=np.stack(estimate, axis=-2),
-        left_out=np.stack(left_out, axis=-2),
-        replicates=np.stack(replicates, axis=-2),
-        replicates_left_out=np.stack(left, axis=-2),
-        products=products[0].copy(),
+        estimate=np.stack([one.estimate[h] for one in sources]),
+        left_out=np.stack([one.left_out[:, h] for one in sources], axis=1),
+        tested=sources[0].tested[h],
+        products=np.stack([one.products[h] for one in sources]),
     )
-
-
-def _add(total: Sums, part: Sums) -> None:
-    total.estimate += part.estimate
-    total.left_out += part.left_out
-    total.replicates += part.replicates
-    total.products += part.products
-    total.replicates_left_out += part.replicates_left_out

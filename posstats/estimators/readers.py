@@ -113,7 +113,7 @@ def readers(
     >>> result.table.quantity.tolist()
     ['sink_reading', 'other', 'difference', 'ratio']
     """
-    inference = Inference(level, method, n_resamples, n_permutations, adjust, seed).of("contrast")
+    inference = Inference(level, method, n_resamples, n_permutations, adjust, seed)
     epsilon = fraction("epsilon", epsilon)
     data = whole_dump(data, what="Readers of position 0 are estimated from a dump")
     there = data.condition.values.tolist()
@@ -125,7 +125,7 @@ def readers(
         )
     recorded = chosen(data.sel(condition=[BASELINE, *names]), "offset", offsets)
     check_offsets_visible(recorded)
-    design = Documents.of(data, inference)
+    design = Documents.of(data, inference, pairs=True)
     reading = attention_on_position_0(select_condition(data, BASELINE)).mean(axis=0) > epsilon
     replaced = [_Replaced.of(name, reading, data.layer.values) for name in names]
     rounding = tolerance_of(data)[1] ** 2
@@ -216,7 +216,7 @@ def _moved(block: Block, *, queries: NDArray[np.int64], inference: Inference) ->
     baseline, *conditions = block.fields()
     moved = (Displacement.of(field, baseline, queries) for field in conditions)
     weights = Replicates.of(
-        len(baseline.sequences), inference.interval, inference.level, inference.n_resamples, inference.seed
+        len(baseline.sequences), inference.corrected, inference.level, inference.n_resamples, inference.seed
     ).weights
     return [_Moved(one.at(weights), one.products()) for one in moved]
 

@@ -47,16 +47,6 @@ def conditions(terms: xr.Dataset) -> list[tuple[str, xr.Dataset]]:
     return [(str(name), select_condition(terms, name)) for name in terms.condition.values.tolist()]
 
 
-def noted(table: pd.DataFrame, whole: pd.Series, why: str) -> pd.DataFrame:
-    """Say where a ratio has no denominator beyond rounding, and where there is no test because nothing varies."""
-    nothing = ~(whole.abs() > ROUNDING)
-    table.loc[nothing, ["estimate", "se", "low", "high", "p"]] = np.nan
-    point = ~nothing & (table.se <= ROUNDING) & (table.get("term", "") != "relative")
-    table.loc[point, "p"] = np.nan  # a division by rounding would make what is rounding the most significant of all
-    table["note"] = np.select([nothing, point], [why, "documents do not differ beyond rounding: no test"], "")
-    return table
-
-
 def adjusted(table: pd.DataFrame, family: list[str], inference: Inference, columns: dict[str, str]) -> pd.DataFrame:
     """Add q columns, adjusted within each family of rows."""
     for p, q in columns.items():
@@ -85,15 +75,17 @@ class Documents:
     notes: tuple[str, ...]
 
     @classmethod
-    def of(cls, data: xr.Dataset, inference: Inference) -> "Documents":
-        """Of a dataset; DesignError with fewer than 5, a warning with fewer than 24."""
+    def of(cls, data: xr.Dataset, inference: Inference, *, pairs: bool = False) -> "Documents":
+        """Of a dataset; DesignError with fewer than 5, a warning with fewer than 24.
+
+        `pairs` says whether the estimand is made of pairs of documents.
+        """
         code, n_documents = document_codes(data)
         notes = few_documents(code)
         settings = document_settings(code)
-        settings |= {name: value for name, value in inference.settings().items() if name != "n_permutations"}
-        replicates = Replicates.of(
-            n_documents, inference.interval, inference.level, inference.n_resamples, inference.seed
-        )
+        method = inference.corrected if pairs else inference.interval
+        settings |= {name: value for name, value in inference.settings(method).items() if name != "n_permutations"}
+        replicates = Replicates.of(n_documents, method, inference.level, inference.n_resamples, inference.seed)
         return cls(code, np.bincount(code).astype(np.float64), replicates, settings, notes)
 
     def sums(self, values: Array) -> Array:

@@ -101,7 +101,7 @@ def sinks(
     >>> int(result.table.sink_reading.sum())  # position 0 takes little more than its share there
     0
     """
-    inference = Inference(level, method, n_resamples, adjust=adjust, seed=seed).of("slope")
+    inference = Inference(level, method, n_resamples, adjust=adjust, seed=seed)
     epsilon = fraction("epsilon", epsilon)
     data = whole_dump(data, ("sink_output_fraction",), "Sinks read a dump")
     design = Documents.of(data, inference)

@@ -118,10 +118,10 @@ def trajectory(
     >>> [bool(held) for held in result.table.query("quantity == 'within'").holds]
     [True, True, True]
     """
-    inference = Inference(level, method, n_resamples, n_permutations, adjust, seed).of("contrast")
+    inference = Inference(level, method, n_resamples, n_permutations, adjust, seed)
     epsilon, n_folds = fraction("epsilon", epsilon), whole_number("n_folds", n_folds, FEWEST_FOLDS)
     data = whole_dump(data, ("trajectory", "trajectory_departure"), "Trajectories read a dump")
-    design = Documents.of(data, inference)
+    design = Documents.of(data, inference, pairs=True)
     dtype, tolerance = tolerance_of(data)
     rows: list[dict[str, object]] = []
     for name, one in conditions(data):

@@ -19,7 +19,7 @@ from posstats.estimators.rows import adjusted
 from posstats.ledger.evidence import QUESTIONS, require_dump
 from posstats.results.claims import ClaimsResult
 from posstats.results.verdicts import CRITERIA, SUPPORTED, WHOLE, Evidence, Rule, combined
-from posstats.stats.inference.options import DEFAULT_METHODS, Inference
+from posstats.stats.inference.options import Inference
 from posstats.vocabulary import RESIDUAL, TRAINED, VARIANT, Note
 
 #: Architectures that C6 compares.
@@ -138,7 +138,7 @@ def claims(
     else:
         settings |= inference.settings()
         if trios and method not in METHODS:
-            notes += (Note(f"C6 rests on a {DEFAULT_METHODS['contrast'].replace('_', ' ')}", "inference"),)
+            notes += (Note("C6 rests on a corrected jackknife", "inference"),)
     return ClaimsResult(table[_COLUMNS], settings, notes)
 
 

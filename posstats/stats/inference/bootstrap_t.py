@@ -34,9 +34,22 @@ def bootstrap_critical(estimate: Array, replicates: Array, replicate_error: Arra
         With fewer than 99 replicates.
     """
     _check(replicates, level)
+    return _quantile(_pivots(estimate, replicates, replicate_error), level)
+
+
+def bootstrap_p(observed: Array, estimate: Array, replicates: Array, replicate_error: Array) -> Array:
+    """Two-sided p-value of an observed t: how many of the pivots of :func:`bootstrap_critical` reach it.
+
+    ``(b + 1) / (B + 1)`` of B replicates; NaN where `observed`, (...), is.
+    """
+    reached = (_pivots(estimate, replicates, replicate_error) >= np.abs(observed)).sum(axis=0)
+    return np.where(np.isfinite(observed), (reached + 1) / (len(replicates) + 1), np.nan)
+
+
+def _pivots(estimate: Array, replicates: Array, replicate_error: Array) -> Array:
     with np.errstate(divide="ignore", invalid="ignore"):
         pivot = np.abs(replicates - estimate) / replicate_error
-    return _quantile(np.where(np.isfinite(pivot), pivot, np.inf), level)
+    return np.where(np.isfinite(pivot), pivot, np.inf)
 
 
 def bootstrap_square_interval(

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from posstats.stats.inference.options import DEFAULT_METHOD
 from posstats.stats.inference.resample import (
     Interval,
     document_pairs,
@@ -28,7 +27,7 @@ class Replicates:
         Ones (the estimate); ones without each document; then what the method needs: ones without pairs of documents, or
         bootstrap counts, followed for "studentized" by each count with one copy of each document left out.
     method : str
-        One of :data:`posstats.stats.inference.options.INTERVAL_METHODS`.
+        One of :data:`posstats.stats.inference.options.RESAMPLING`.
     level : float
         Confidence level.
     pairs : ndarray of int, shape (pair, 2), or None
@@ -47,7 +46,7 @@ class Replicates:
     def of(
         cls,
         n_documents: int,
-        method: str = DEFAULT_METHOD,
+        method: str = "jackknife",
         level: float = 0.95,
         n_resamples: int = 2000,
         seed: int = 0,
@@ -83,11 +82,9 @@ class Replicates:
             pairs = document_pairs(n_documents)
             return cls(leave_out_weights(n_documents, pairs), method, level, pairs, none)
         drawn = document_weights(n_documents, n_resamples, seed)
-        rows = [whole, drawn]
-        if method == "studentized":
-            # Where a replicate lacks the document there is nothing to leave out; the row is not looked at.
-            rows.append(np.maximum(drawn[:, None, :] - np.eye(n_documents), 0).reshape(-1, n_documents))
-        return cls(np.concatenate(rows), method, level, None, drawn)
+        # Where a replicate lacks the document there is nothing to leave out; the row is not looked at.
+        fewer = np.maximum(drawn[:, None, :] - np.eye(n_documents), 0).reshape(-1, n_documents)
+        return cls(np.concatenate([whole, drawn, fewer]), method, level, None, drawn)
 
     def interval(self, values: Array, *, squared: bool | NDArray[np.bool_] = False, null: float = 0.0) -> Interval:
         """Interval and two-sided test of an estimand.

@@ -9,7 +9,7 @@ from scipy import stats as sps
 
 from posstats.arguments import choice, fraction
 from posstats.errors import DesignError, InputError
-from posstats.stats.inference.options import DEFAULT_METHOD, INTERVAL_METHODS
+from posstats.stats.inference.options import RESAMPLING
 from posstats.stats.pair_products.terms import Array
 
 #: Pairs of documents left out by the corrected jackknife: all of them up to 28 documents, a balanced choice beyond. Its
@@ -171,7 +171,7 @@ def interval(
     pairs: NDArray[np.int64] | None = None,
     pair_left_out: Array | None = None,
     squared: bool | NDArray[np.bool_] = False,
-    method: str = DEFAULT_METHOD,
+    method: str = "jackknife",
     level: float = 0.95,
     null: float = 0.0,
 ) -> Interval:
@@ -193,14 +193,14 @@ def interval(
         is then proportional to the estimand itself, so that a low estimate comes with a standard error that is too
         small; the corrected jackknife solves ``(x - estimate)^2 = t^2 V(x)`` for its limits (a score interval).
     method : str
-        One of :data:`INTERVAL_METHODS`.
+        One of :data:`posstats.stats.inference.options.RESAMPLING`.
 
     Raises
     ------
     InputError
         If the method or level is not allowed, or the method lacks what it needs.
     """
-    choice("method", method, INTERVAL_METHODS)
+    choice("method", method, RESAMPLING)
     fraction("level", level)
     estimate = np.asarray(estimate)
     growth = np.zeros(estimate.shape)
@@ -265,40 +265,8 @@ def _quantiles(replicates: Array, levels: Array) -> Array:
     return result.reshape(2, *replicates.shape[1:])
 
 
-def _percentile(x: Ingredients, alpha: float) -> tuple[Array, Array]:
-    low, high = _quantiles(x.replicates, _tails(alpha / 2, x))
-    return low, high
-
-
 def _tails(tail: float, x: Ingredients) -> Array:
     return np.array([tail, 1 - tail]).reshape(2, *([1] * x.estimate.ndim))
-
-
-def _basic(x: Ingredients, alpha: float) -> tuple[Array, Array]:
-    low, high = _percentile(x, alpha)
-    return 2 * x.estimate - high, 2 * x.estimate - low
-
-
-def _expanded(x: Ingredients, alpha: float) -> tuple[Array, Array]:
-    g = len(x.left_out)
-    tail = sps.norm.cdf(np.sqrt(g / (g - 1)) * sps.t.ppf(alpha / 2, g - 1))
-    low, high = _quantiles(x.replicates, _tails(float(tail), x))
-    return low, high
-
-
-def _bca(x: Ingredients, alpha: float) -> tuple[Array, Array]:
-    finite = np.isfinite(x.replicates)
-    n = np.maximum(finite.sum(axis=0), 1)
-    below = (finite & (x.replicates < x.estimate)).sum(axis=0) + 0.5 * (x.replicates == x.estimate).sum(axis=0)
-    z0 = sps.norm.ppf(np.clip(below / n, 0.5 / n, 1 - 0.5 / n))
-    deviation = x.left_out.mean(axis=0) - x.left_out
-    with np.errstate(invalid="ignore", divide="ignore"):
-        acceleration = (deviation**3).sum(axis=0) / (6 * (deviation**2).sum(axis=0) ** 1.5)
-    acceleration = np.nan_to_num(acceleration)  # no spread, no skewness
-    z = sps.norm.ppf(_tails(alpha / 2, x))
-    levels = sps.norm.cdf(z0 + (z0 + z) / (1 - acceleration * (z0 + z)))
-    low, high = _quantiles(x.replicates, levels)
-    return low, high
 
 
 def _jackknife(x: Ingredients, alpha: float) -> tuple[Array, Array]:
@@ -323,8 +291,4 @@ LIMITS: dict[str, Callable[[Ingredients, float], tuple[Array, Array]]] = {
     "studentized": _studentized,
     "jackknife": _jackknife,
     "corrected_jackknife": _jackknife,
-    "bca": _bca,
-    "expanded": _expanded,
-    "percentile": _percentile,
-    "basic": _basic,
 }

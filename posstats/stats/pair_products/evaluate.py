@@ -157,6 +157,48 @@ def pair_products(stats: Statistics, components: Sequence[int] | None = None) ->
     return stats.gram if components is None else stats.gram[:, list(components)]
 
 
+def influence_products(stats: Statistics) -> Array:
+    """Products of what documents do to each component, the steady state included, to first order.
+
+    A document's field is ``x_g + n_g (change of the mean field per sequence of g)``: leaving it out moves the steady
+    state, and with it the fields of all. These products are what intervals and bootstrap replicates are made of; in
+    :func:`pair_products`, which a sign-flip test flips, the steady state stays where it is.
+
+    Parameters
+    ----------
+    stats : Statistics
+
+    Returns
+    -------
+    ndarray, shape (head, component, document, document)
+        Symmetric, zero diagonal.
+    """
+    n = stats.field.sequences
+    grams = stats.gram.copy()
+    if all(component is None for component in stats.components):
+        return grams
+    state = State.at(stats.field, slice(None), 1 - np.eye(len(n)))
+    for k, component in enumerate(stats.components):
+        if component is None:
+            continue
+        moves = state.moves(component, stats)
+        mean_moves = (
+            change * by.sum(axis=1, keepdims=True) / n.sum() for by, change in zip(moves.by, moves.change, strict=True)
+        )
+        moved = (n - n.sum())[:, None] * _total(mean_moves)
+        if stats.centred:
+            moved -= moved.mean(axis=-1, keepdims=True)
+        field = _by_head(component.field, slice(None))
+        other = field if component.other is None else _by_head(component.other, slice(None))
+        beyond = moved @ other.transpose(0, 2, 1)
+        if component.other is None:
+            beyond = 2 * beyond + moved @ moved.transpose(0, 2, 1)
+        grams[:, k] += (beyond + beyond.transpose(0, 2, 1)) / 2
+        diagonal = np.arange(len(n))
+        grams[:, k, diagonal, diagonal] = 0.0
+    return grams
+
+
 @dataclass(frozen=True, slots=True)
 class _Drawn:
     """Document weights and what follows from them alone.
