@@ -26,10 +26,10 @@ def results():
     ds = ps.simulate(n=24, length=80, offsets=(0, 1, 2), conditions=["baseline", "bos=mean"], seed=0).dataset
     deep = ps.simulate(n=24, length=80, offsets=(0, 1, 2), layers=3, heads=2, seed=0).dataset
     first = position0.synthetic(n=24)
-    sinks, trajectory = ps.sinks(first, method="percentile", n_resamples=2), ps.trajectory(first, n_permutations=9)
-    by, quick = ["layer", "head"], {"n_resamples": 2}
+    sinks, trajectory = ps.sinks(first, method="bootstrap", n_resamples=99), ps.trajectory(first, n_permutations=9)
+    by, quick = ["layer", "head"], {"n_resamples": 99}
     return [
-        ps.leakage(ds, by=by, method="percentile", **quick),
+        ps.leakage(ds, by=by, method="bootstrap", **quick),
         ps.shares(ds, by=by, **quick),
         ps.size(ds, by=by, **quick),
         ps.magnitude(ds, by=by, **quick),

@@ -240,9 +240,9 @@ def trap_table(
     }
     terms = recorded_dataset(record_logits(logits, offsets), length, {"model_id": "explicit logits"})
     by_field = pd.DataFrame({"field": list(TRAPS), "expected": list(TRAPS.values())}).set_index("field")
-    share = shares(terms, octaves=False, n_resamples=1, n_permutations=999).table
+    share = shares(terms, octaves=False, n_resamples=99, n_permutations=999).table
     by_field["leakage"] = share[share.term == RESIDUAL].set_index("condition").leakage
-    size = magnitude(terms, n_resamples=1, n_permutations=1).table
+    size = magnitude(terms, n_resamples=99, n_permutations=1).table
     for name, part in (("share", share), ("magnitude", size[size.queries == EARLY_BIN])):
         wide = part.pivot(index="condition", columns="term", values="estimate")
         for term in (*TERMS[1:], RESIDUAL):

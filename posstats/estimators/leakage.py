@@ -197,7 +197,8 @@ def shares(
     table = adjusted(pd.DataFrame(rows), family, inference, {"leakage_p": "leakage_q"})
     table = _ratio_beyond_rounding(table, "leakage", "no leakage beyond rounding")
     # The share of `relative` is 0 by construction, not by estimation: there is nothing to test.
-    table.loc[table.term == "relative", ["p", "note"]] = np.nan, ""
+    by_construction = (table.term == "relative") & table.estimate.notna()
+    table.loc[by_construction, ["p", "note"]] = np.nan, ""
     table = adjusted(table, family, inference, {"p": "q"})
     notes += inference.few_flips(table.groupby(family).size().max())
     settings |= inference.settings("fieller", pooled=not grouped) | {"order": order}
@@ -465,7 +466,8 @@ def _ratio_beyond_rounding(table: pd.DataFrame, denominator: str, why: str) -> p
     """Say where numerator or denominator of a ratio are rounding, which decides neither a set nor a test."""
     bound, size = table.pop("rounding"), table[denominator].abs()
     absent = ~(size > bound)
-    nothing = ~absent & ((table.estimate * size).abs() <= bound) & (table.se * size <= bound)
+    least = np.maximum(bound, ROUNDING * size)
+    nothing = ~absent & ((table.estimate * size).abs() <= least) & (table.se * size <= least)
     point = ~absent & ~nothing & (table.se <= ROUNDING)
     table.loc[absent, ["estimate", "se", *LIMITS, "p"]] = np.nan
     table.loc[absent, "set"] = ""

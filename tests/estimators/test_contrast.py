@@ -42,7 +42,7 @@ def pick(result, contrast, **where):
 
 def of_one_model(ds, quantity, queries, term):
     """The row of the estimator for one model."""
-    few = {"n_resamples": 2} | QUICK
+    few = {"n_resamples": 99} | QUICK
     table = {
         "leakage": lambda: ps.leakage(ds.sel(condition=["baseline"]), octaves=False, **few),
         "share": lambda: ps.shares(ds.sel(condition=["baseline"]), octaves=False, **few),

@@ -32,7 +32,7 @@ def dump():
 
 @pytest.fixture(scope="module")
 def result(dump):
-    return earlier_metrics(dump, n_resamples=5, sink_length=30)
+    return earlier_metrics(dump, n_resamples=99, sink_length=30)
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +88,7 @@ class TestAgainstRecomputation:
 
     def test_ours(self, dump, result, condition, layer):
         row = rows(result, condition, layer)
-        options = {"by": "layer", "octaves": False, "n_resamples": 5}
+        options = {"by": "layer", "octaves": False, "n_resamples": 99}
         leak = ps.leakage(dump, **options).table.query("condition == @condition and layer == @layer").iloc[0]
         share = ps.shares(dump, **options).table.query(
             "condition == @condition and layer == @layer and term == 'residual'"
@@ -112,13 +112,13 @@ def test_stream_that_the_layer_reads(dump, result):
 
 def test_constant_logits_are_noted():
     ds = ps.simulate(n=8, length=LENGTH, heads=2, offsets=OFFSETS, conditions={"baseline": Effects(flat=True)}).dataset
-    row = earlier_metrics(ds, n_resamples=5).table.iloc[0]
+    row = earlier_metrics(ds, n_resamples=99).table.iloc[0]
     assert np.isfinite(row.residual_share)
     assert row.note == ""
     stream = ds[["trajectory", "residual_norm"]]
     ds = brute.dump_dataset({"baseline": np.zeros((8, 1, 2, LENGTH, LENGTH))}, list(range(8)), OFFSETS)
     ds = ds.assign({name: stream[name] for name in stream})
-    row = earlier_metrics(ds, n_resamples=5).table.iloc[0]
+    row = earlier_metrics(ds, n_resamples=99).table.iloc[0]
     assert np.isnan(row.linear_delta_r2)
     assert np.isnan(row.diagonal_fraction)
     assert row.note == "documents do not differ beyond rounding: no test; the logits do not vary"
@@ -139,8 +139,8 @@ def test_options_of_the_comparison(dump):
         earlier_metrics(dump.drop_vars("trajectory"))
     with pytest.raises(DesignError, match="at least 5"):
         earlier_metrics(dump.isel(sequence=[0, 1, 2]))
-    restricted = earlier_metrics(dump, offsets=[0, 1], n_resamples=5)
-    expected = earlier_metrics(dump.sel(offset=[0, 1]), n_resamples=5)
+    restricted = earlier_metrics(dump, offsets=[0, 1], n_resamples=99)
+    expected = earlier_metrics(dump.sel(offset=[0, 1]), n_resamples=99)
     assert restricted.table.equals(expected.table)
 
 

@@ -30,7 +30,7 @@ def estimator(request):
 
 @pytest.fixture(scope="module", params=["corrected_jackknife", "bca", "studentized"])
 def expected(request, ds, estimator):
-    options = {"method": request.param, "n_resamples": 60, "n_permutations": 99, "by": ()}
+    options = {"method": request.param, "n_resamples": 99, "n_permutations": 99, "by": ()}
     return options, estimator(ds, **options).table
 
 

@@ -6,11 +6,17 @@ import pytest
 import xarray as xr
 
 import posstats as ps
+from posstats.dataset.blocks import field_blocks
 from posstats.dataset.store import write_dump
+from posstats.dataset.terms import select_condition
 from posstats.errors import DesignError, FewDocumentsWarning, InputError, NumericalError
-from posstats.stats.inference.options import INTERVAL_METHODS
-from posstats.stats.inference.resample import document_weights
-from posstats.stats.pair_products.components import octave_bins
+from posstats.stats.inference.bootstrap_t import bootstrap_square_interval
+from posstats.stats.inference.limits import replicates
+from posstats.stats.inference.options import CHOICES
+from posstats.stats.inference.ratios import JointSpread, fieller_set, ratio_p
+from posstats.stats.inference.resample import document_weights, jackknife_error
+from posstats.stats.inference.squares import SquareSpread, square_interval
+from posstats.stats.pair_products.components import analysed_queries, leakage_statistics, octave_bins
 from posstats.stats.synthetic.design import Effects, Noise
 from posstats.tables.headline import headline_table
 from tests import brute
@@ -58,7 +64,7 @@ def pick(table, **where):
 
 @pytest.mark.parametrize("condition", ["baseline", "bos=mean"])
 def test_leakage_equals_brute_force(dump, oracle, condition):
-    result = ps.leakage(dump, n_resamples=20).table
+    result = ps.leakage(dump, n_resamples=99).table
     expected = oracle[condition]
     assert pick(result, condition=condition, queries="all").estimate == pytest.approx(
         expected.leakage().sum(), rel=1e-8
@@ -69,7 +75,7 @@ def test_leakage_equals_brute_force(dump, oracle, condition):
 
 
 def test_shares_equal_brute_force_pooled_and_by_head(dump, oracle):
-    options = {"n_resamples": 20, "octaves": False}
+    options = {"n_resamples": 99, "octaves": False}
     pooled = ps.shares(dump, **options).table
     by_head = ps.shares(dump, by=["layer", "head"], **options).table
     for condition, expected in oracle.items():
@@ -84,7 +90,7 @@ def test_shares_equal_brute_force_pooled_and_by_head(dump, oracle):
 
 
 def test_shares_by_octave_equal_brute_force(dump, oracle):
-    table = ps.shares(dump, n_resamples=20).table
+    table = ps.shares(dump, n_resamples=99).table
     for low, high in octave_bins(QUERIES):
         for term in TERMS:
             row = pick(table, condition="baseline", queries=f"[{low}, {high})", term=term)
@@ -93,8 +99,8 @@ def test_shares_by_octave_equal_brute_force(dump, oracle):
 
 
 def test_magnitude_equals_brute_force(dump, oracle):
-    table = ps.magnitude(dump, n_resamples=20).table
-    by_layer = ps.magnitude(dump, by="layer", n_resamples=20).table
+    table = ps.magnitude(dump, n_resamples=99).table
+    by_layer = ps.magnitude(dump, by="layer", n_resamples=99).table
     for condition, expected in oracle.items():
         for label, queries in bins().items():
             for term in ("log_attention", "mask", "sink", "redistribution", "residual"):
@@ -106,7 +112,7 @@ def test_magnitude_equals_brute_force(dump, oracle):
 
 
 def test_removal_equals_brute_force(dump, oracle):
-    table = ps.removal(dump, "bos=mean", n_resamples=20).table
+    table = ps.removal(dump, "bos=mean", n_resamples=99).table
     for label, queries in bins().items():
         row = pick(table, queries=label)
         for column, name in (("magnitude", "bos=mean"), ("baseline_magnitude", "baseline")):
@@ -117,7 +123,7 @@ def test_removal_equals_brute_force(dump, oracle):
 
 @pytest.mark.parametrize("order", ["shapley", "mask_first", "mask_last"])
 def test_size_equals_brute_force(dump, order):
-    table = ps.size(dump, order=order, n_resamples=20).table
+    table = ps.size(dump, order=order, n_resamples=99).table
     expected = brute.BruteDump(dump, "baseline", order=order)
     for label, queries in {"all": None, **bins()}.items():
         for term in ("log_attention", "mask", "sink", "redistribution", "residual"):
@@ -150,61 +156,163 @@ def test_shares_in_either_order_equal_brute_force(dump):
 def test_ratios_without_significant_denominators_are_printed():
     noise = Noise(condition=0.5)
     ds = ps.simulate(n=40, length=48, strength=0.0, conditions=["baseline", "bos=mean"], noise=noise, seed=1).dataset
-    table = ps.removal(ds, "bos=mean", n_resamples=20).table
+    table = ps.removal(ds, "bos=mean", n_resamples=99).table
     assert (table.note == "").all()
     assert table.low.notna().all()
     assert (table.baseline_q > 0.05).any()
 
 
 def test_offsets_restrict_the_estimate(dump):
-    restricted = ps.leakage(dump, offsets=[0, 1], octaves=False, n_resamples=20).table
+    restricted = ps.leakage(dump, offsets=[0, 1], octaves=False, n_resamples=99).table
     oracle = brute.BruteDump(dump.sel(offset=[0, 1]), "baseline")
     assert restricted.estimate[0] == pytest.approx(oracle.leakage().sum(), rel=1e-8)
 
 
-def test_bootstrap_replicates_are_the_estimates_of_reweighted_documents(dump):
-    """The percentile interval of the package equals quantiles of brute-force replicates."""
-    weights = document_weights(6, 30, seed=5)
-    replicates = [brute.BruteDump(dump, "baseline", weights=w).leakage().sum() for w in weights]
-    row = ps.leakage(dump, octaves=False, method="percentile", n_resamples=30, seed=5).table.iloc[0]
-    np.testing.assert_allclose([row.low, row.high], np.quantile(replicates, [0.025, 0.975]), rtol=1e-8)
+def test_bootstrap_limits_stand_beside_those_of_moments(dump):
+    """Limits of replicates, of which each and its errors come from the estimator's brute force."""
+    weights = document_weights(6, 99, seed=5)
+    sequences = np.array([1.0, 2.0, 1.0, 1.0, 1.0, 1.0])
+    assert np.bincount(np.unique(dump.document, return_inverse=True)[1]).tolist() == sequences.tolist()
+
+    def at(w):
+        return brute.BruteDump(dump, "baseline", weights=w).leakage().sum()
+
+    values = [at(w) for w in weights]
+    errors = [
+        jackknife_error(np.array([at(w - one) if w @ one and np.count_nonzero(w - one) > 1 else at(w)
+                                  for one in np.eye(6)]), w)
+        for w in weights[:3]
+    ]  # fmt: skip
+    row = ps.leakage(dump, octaves=False, n_resamples=99, seed=5).table.iloc[0]
+    assert row.method == "moments"
+    grams = sum(
+        leakage_statistics(field, analysed_queries(dump.sizes["query"], dump.offset.values), dump.offset.values)
+        .gram[:, 0].sum(axis=0)
+        for block in field_blocks(select_condition(ps.decompose(dump), "baseline")) for field in block.fields()
+    )  # fmt: skip
+    found = replicates(grams, sequences, weights)
+    np.testing.assert_allclose(found[0], values, rtol=1e-8)
+    np.testing.assert_allclose(found[1][:3], errors, rtol=1e-8)
+    left_out = np.array([at(1 - one) for one in np.eye(6)])
+    spread = SquareSpread.of(at(np.ones(6)), left_out, grams, sequences)
+    expected = bootstrap_square_interval(spread, *found)
+    np.testing.assert_allclose([row.boot_low, row.boot_high], [expected.low, expected.high], rtol=1e-8)
+    expected = square_interval(spread)
+    np.testing.assert_allclose([row.low, row.high], [expected.low, expected.high], rtol=1e-8)
 
 
-@pytest.mark.parametrize("method", INTERVAL_METHODS)
+@pytest.mark.parametrize("method", CHOICES)
 def test_every_interval_method_brackets_a_clear_estimate(method):
     ds = ps.simulate(n=30, length=48, seed=1).dataset
-    row = ps.leakage(ds, octaves=False, method=method, n_resamples=400).table.iloc[0]
-    assert row.low < row.estimate < row.high
-    assert row.low > 0
+    for estimator in (ps.leakage, ps.shares):
+        row = estimator(ds, octaves=False, method=method, n_resamples=400).sel(queries="all").table.iloc[-1]
+        assert row.low < row.estimate < row.high
+        assert row.low > 0
+
+
+def test_rows_say_how_their_intervals_were_made(dump):
+    made = {
+        ("share", None, ()): "bootstrap_t", ("share", "t", ()): "fieller", ("share", None, "head"): "fieller",
+        ("share", "bootstrap", "head"): "bootstrap_t", ("leakage", None, ()): "moments",
+    }  # fmt: skip
+    for (what, method, by), expected in made.items():
+        estimator = ps.shares if what == "share" else ps.leakage
+        found = estimator(dump, by=by, method=method, octaves=False, n_resamples=99)
+        assert set(found.table.method) == {expected} == {found.settings["interval"]}
+        drawn = method == "bootstrap" or (method is None and not by)
+        assert ("n_resamples" in found.settings) == drawn
+        assert ("boot_low" in found.table) == (drawn and what == "leakage")
+
+
+def test_sets_of_shares_are_those_of_the_joint_jackknife(dump, oracle):
+    """Numerator and denominator with all documents and without each, from the brute force."""
+    sequences = np.array([1.0, 2.0, 1.0, 1.0, 1.0, 1.0])
+    parts = [
+        (one.cross("mask", "log_attention").sum(), one.cross("log_attention", "log_attention").sum())
+        for one in (brute.BruteDump(dump, "baseline", weights=w) for w in [np.ones(6), *(1 - np.eye(6))])
+    ]
+    above, below = np.array(parts).T
+    spread = JointSpread.of(above[0], below[0], above[1:], below[1:], sequences)
+    row = pick(ps.shares(dump, method="t", octaves=False).table, condition="baseline", term="mask")
+    expected = fieller_set(spread)
+    assert row.set == ("interval", "rays", "line")[int(expected.shape)]
+    limits = (row.low, row.high) if row.set == "interval" else (row.gap_low, row.gap_high)
+    np.testing.assert_allclose(limits, (expected.low, expected.high), rtol=1e-3)
+    assert row.p == pytest.approx(float(ratio_p(spread)), rel=1e-3)
+
+
+def test_every_share_has_its_range_over_the_orders(dump):
+    table = ps.shares(dump, octaves=False, n_resamples=99).table.query("condition == 'baseline'").set_index("term")
+    by_order = [
+        ps.shares(dump, order=order, octaves=False, method="t").table.query("condition == 'baseline'")
+        .set_index("term").estimate
+        for order in ("mask_first", "mask_last")
+    ]  # fmt: skip
+    for term in ("mask", "sink", "redistribution", "residual"):
+        ends = sorted(one[term] for one in by_order)
+        np.testing.assert_allclose(table.loc[term, ["order_low", "order_high"]].astype(float), ends, rtol=1e-12)
+        assert ends[0] <= table.estimate[term] + 1e-12 <= ends[1] + 2e-12
+
+
+def test_no_interval_of_a_mean_of_squares_lies_below_0_and_weak_ratios_have_sets_without_end():
+    seen = set()
+    for seed in range(12):
+        conditions, noise = ["baseline", "bos=mean"], Noise(condition=0.5)
+        ds = ps.simulate(n=16, length=48, strength=0.0, conditions=conditions, noise=noise, seed=seed).dataset
+        for squares in (ps.leakage(ds, n_permutations=9), ps.magnitude(ds, n_permutations=9)):
+            table = squares.table
+            assert (table.low >= 0).all()
+            assert (table.high >= 0).all()
+        table = ps.removal(ds, "bos=mean", n_permutations=9, n_resamples=199).table
+        seen |= set(table.set)
+        rays = table[table.set == "rays"]
+        assert (rays.gap_low < rays.gap_high).all()
+        assert np.isinf(rays[["low", "high"]]).all(axis=None)
+        assert ((rays.estimate <= rays.gap_low) | (rays.estimate >= rays.gap_high)).all()
+        assert table[table.set != "rays"].gap_low.isna().all()
+    assert {"rays", "line"} <= seen
+
+
+def test_the_interval_and_the_p_of_a_ratio_agree():
+    """A set holds 0 just where the test of 0 does not reject, t or bootstrap."""
+    for seed in range(6):
+        ds = ps.simulate(n=24, length=64, layers=2, seed=seed).dataset
+        for method in ("t", "bootstrap"):
+            table = ps.shares(ds, by="layer", method=method, n_resamples=399, n_permutations=9).table.dropna(subset="p")
+            inside = (table.low <= 0) & (table.high >= 0)
+            gap = (table.gap_low < 0) & (table.gap_high > 0)
+            # The p of B replicates is a multiple of 1 / (B + 1), and so is that at which the set is cut.
+            decided = (table.p - 0.05).abs() > 1 / 400
+            assert ((inside & ~gap) == (table.p > 0.05))[decided].all()
 
 
 def test_one_seed_gives_one_result_and_prefixes_agree(dump):
-    first = ps.shares(dump, by="layer", n_resamples=50, seed=3, method="percentile").table
-    pd.testing.assert_frame_equal(first, ps.shares(dump, by="layer", n_resamples=50, seed=3, method="percentile").table)
-    other = ps.shares(dump, by="layer", n_resamples=50, seed=4, method="percentile").table
+    first = ps.shares(dump, by="layer", n_resamples=99, seed=3, method="bootstrap").table
+    pd.testing.assert_frame_equal(first, ps.shares(dump, by="layer", n_resamples=99, seed=3, method="bootstrap").table)
+    other = ps.shares(dump, by="layer", n_resamples=99, seed=4, method="bootstrap").table
     assert not first.low.equals(other.low)
     # Layers in another order, or lazily in chunks: not a bit changes.
     reversed_layers = ps.shares(
-        dump.isel(layer=[1, 0]), by="layer", n_resamples=50, seed=3, method="percentile"
+        dump.isel(layer=[1, 0]), by="layer", n_resamples=99, seed=3, method="bootstrap"
     ).table.sort_values(["condition", "layer"], kind="stable")
-    lazy = ps.shares(dump.chunk(layer=1, condition=1), by="layer", n_resamples=50, seed=3, method="percentile").table
+    lazy = ps.shares(dump.chunk(layer=1, condition=1), by="layer", n_resamples=99, seed=3, method="bootstrap").table
     pd.testing.assert_frame_equal(first, reversed_layers.reset_index(drop=True))
     pd.testing.assert_frame_equal(first, lazy)
 
 
 def test_terms_and_dump_give_the_same_result(dump):
-    options = {"n_resamples": 20, "octaves": False}
+    options = {"n_resamples": 99, "octaves": False}
     pd.testing.assert_frame_equal(ps.shares(dump, **options).table, ps.shares(ps.decompose(dump), **options).table)
 
 
 def test_nothing_is_withheld_for_want_of_significance():
     ds = ps.simulate(n=40, length=48, conditions={"baseline": Effects(flat=True)}, seed=2).dataset
-    table = ps.shares(ds, octaves=False, n_resamples=50).table
+    table = ps.shares(ds, octaves=False, n_resamples=99).table
     assert (table.leakage_q > 0.05).all()
     assert table.estimate.notna().all()
     quiet = Noise(logit=0.0, denominator=0.0, sink=0.0)
     ds = ps.simulate(n=40, length=48, conditions={"baseline": Effects(flat=True)}, noise=quiet).dataset
-    table = ps.shares(ds, octaves=False, n_resamples=50).table
+    table = ps.shares(ds, octaves=False, n_resamples=99).table
     assert (table.note == "no leakage beyond rounding").all()
     assert table.estimate.isna().all()
 
@@ -239,9 +347,10 @@ def test_a_head_that_holds_nothing_but_rounding_is_no_finding():
     table = ps.shares(ds, by="head", octaves=False).table.query("head == 1").set_index("term")
     assert table.estimate["mask"].tolist() == pytest.approx([1.0, 1.0])
     assert table.estimate["residual"].abs().max() < 1e-12
-    assert table.p.isna().all()
-    assert table.q.isna().all()
-    assert (table.note.drop("relative") == "documents do not differ beyond rounding: no test").all()
+    assert table.p[["mask", "mask_first", "mask_last"]].isna().all()
+    assert (table.p[["sink", "redistribution", "residual"]] == 1).all()
+    assert (table.note["mask"] == "documents do not differ beyond rounding: no test").all()
+    assert (table.note["residual"] == "nothing beyond rounding").all()
     removed = ps.removal(ds, "bos=mean", by="head").table.query("head == 1")
     assert removed.estimate.isna().all()
     assert (removed.note == "nothing to remove beyond rounding").all()
@@ -255,7 +364,7 @@ def test_known_removal_is_recovered():
 
 
 def test_result_faces(dump):
-    result = ps.shares(dump, by="layer", octaves=False, n_resamples=20)
+    result = ps.shares(dump, by="layer", octaves=False, n_resamples=99)
     assert "layer" in result.summary()
     assert "<table" in result._repr_html_()
     assert repr(result) == result.summary()
@@ -269,7 +378,7 @@ def test_result_faces(dump):
 
 
 def test_results_refuse_parts_that_miss_the_whole(dump):
-    result = ps.shares(dump, octaves=False, n_resamples=20)
+    result = ps.shares(dump, octaves=False, n_resamples=99)
     wrong = result.table.copy()
     wrong.loc[wrong.term == "mask", ["estimate", "high"]] += 0.1
     with pytest.raises(NumericalError, match="miss the whole"):
@@ -283,17 +392,17 @@ class TestRefusals:
 
     def test_few_documents_are_a_warning_in_the_table(self, dump):
         with pytest.warns(FewDocumentsWarning, match=r"6 documents of unequal size count as 5\.4"):
-            result = ps.leakage(dump, octaves=False, n_resamples=10)
+            result = ps.leakage(dump, octaves=False, n_resamples=99)
         assert "6 documents of unequal size count as 5.4" in result.summary()
         with pytest.warns(FewDocumentsWarning, match="only 6 documents"):
-            ps.leakage(dump.isel(sequence=[0, 1, 3, 4, 5, 6]), octaves=False, n_resamples=10)
+            ps.leakage(dump.isel(sequence=[0, 1, 3, 4, 5, 6]), octaves=False, n_resamples=99)
 
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            ({"method": "wald"}, "jackknife"),
+            ({"method": "wald"}, "'t', 'bootstrap'"),
             ({"level": 95}, "between 0 and 1"),
-            ({"n_resamples": 0}, "whole number from 1"),
+            ({"n_resamples": 98}, "whole number from 99"),
             ({"by": ["query"]}, "layer"),
             ({"offsets": [7]}, "must be chosen from 0, 1, 3"),
             ({"adjust": "bonferroni"}, "bh"),
@@ -328,4 +437,4 @@ class TestRefusals:
         ds = brute.dump_dataset({"baseline": logits(1)}, DOCUMENTS, OFFSETS, visible=brute.causal(LENGTH, window=3))
         with pytest.raises(DesignError, match=r"\[3\] lie outside the window of layer 0, which shows 3 keys"):
             ps.leakage(ds)
-        assert ps.leakage(ds, offsets=[0, 1], octaves=False, n_resamples=10).table.estimate.notna().all()
+        assert ps.leakage(ds, offsets=[0, 1], octaves=False, n_resamples=99).table.estimate.notna().all()

@@ -49,7 +49,7 @@ def by_layer_and_head(result):
 def test_shares_of_heads_are_those_of_the_public_estimator(dump, oracle, term):
     result = model_level(dump, term=term, level=0.9, seed=3)
     heads = by_layer_and_head(result)
-    public = ps.shares(dump, by=["layer", "head"], octaves=False, level=0.9, seed=3, n_resamples=5).table
+    public = ps.shares(dump, by=["layer", "head"], octaves=False, level=0.9, seed=3, n_resamples=99).table
     public = public[public.term == term].set_index(["layer", "head"])
     brute_shares = oracle.shares()[term]
     assert heads.estimate.notna().sum() >= 6

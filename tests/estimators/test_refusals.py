@@ -29,7 +29,7 @@ from posstats.tables import table as tables
 from tests.sealed import sealed
 
 CONDITIONS = ("baseline", "bos=mean", "bos=token:7")
-QUICK = {"n_permutations": 39, "n_resamples": 19}
+QUICK = {"n_permutations": 39, "n_resamples": 99}
 
 
 def world(seed=0, **options):
@@ -433,10 +433,10 @@ class TestInference:
     def test_is_plain_and_stays_so(self):
         options = Inference(np.float32(0.5), "bca", np.int64(7), np.uint8(9), "holm", np.int16(3))
         assert json.dumps(options.options()) == json.dumps(
-            {"level": 0.5, "method": "bca", "n_resamples": 7, "n_permutations": 9, "adjust": "holm", "seed": 3}
+            {"level": 0.5, "method": "bca", "n_resamples": 99, "n_permutations": 9, "adjust": "holm", "seed": 3}
         )
         assert Inference().of("leakage").method == "corrected_jackknife"
-        assert Inference(method="basic").of("leakage").method == "basic"
+        assert Inference(method="bootstrap").of("leakage").method == "basic"
         with pytest.raises(AttributeError):
             options.level = 0.9
 

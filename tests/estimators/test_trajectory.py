@@ -51,7 +51,7 @@ class TestDistances:
     def test_documents_are_left_out_whole(self):
         ds = position0.synthetic(n=8, sequences_per_document=[1, 2, 1, 1, 3, 1, 1, 2])
         with pytest.warns(ps.errors.FewDocumentsWarning):
-            table = ps.trajectory(ds, n_folds=3, n_permutations=9, method="jackknife").table
+            table = ps.trajectory(ds, n_folds=3, n_permutations=9, method="t").table
         row = table.query("condition == 'bos=tokens:2' and quantity == 'between' and depth == 1").iloc[0]
         _, between = distances(ds, "bos=tokens:2", 1)
         documents = ds.document.values

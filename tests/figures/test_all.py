@@ -17,7 +17,7 @@ from posstats.figures import drawing
 from posstats.figures.leakage import save_figure
 from tests import position0
 
-QUICK = {"n_resamples": 2, "n_permutations": 99}
+QUICK = {"n_resamples": 99, "n_permutations": 99}
 #: Okabe, M. and Ito, K. (2008): Color Universal Design.
 OKABE_ITO = {"#000000", "#e69f00", "#56b4e9", "#009e73", "#f0e442", "#0072b2", "#d55e00", "#cc79a7"}
 #: Every public function of the modules of figures, whether the room offers it or not.

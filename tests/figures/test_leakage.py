@@ -21,7 +21,7 @@ def dataset():
 
 @pytest.fixture(scope="module")
 def by_layer(dataset):
-    return ps.shares(dataset.sel(condition=["baseline"]), by=["layer"], n_resamples=2, n_permutations=199)
+    return ps.shares(dataset.sel(condition=["baseline"]), by=["layer"], n_resamples=99, n_permutations=199)
 
 
 @pytest.fixture(scope="module")
@@ -32,17 +32,17 @@ def by_head(dataset):
         values = still[name].values
         # The same attention at every query.
         values[:, :, 1, 2] = np.where(np.isfinite(values[:, :, 1, 2]), 0.0, values[:, :, 1, 2])
-    return ps.shares(sealed(still), by=["layer", "head"], octaves=False, n_resamples=2, n_permutations=199)
+    return ps.shares(sealed(still), by=["layer", "head"], octaves=False, n_resamples=99, n_permutations=199)
 
 
 @pytest.fixture(scope="module")
 def magnitude(dataset):
-    return ps.magnitude(dataset, n_resamples=2)
+    return ps.magnitude(dataset, n_resamples=99)
 
 
 @pytest.fixture(scope="module")
 def removal(dataset):
-    return ps.removal(dataset, CONDITIONS[1:], n_resamples=2)
+    return ps.removal(dataset, CONDITIONS[1:], n_resamples=99)
 
 
 def test_intervals_are_named(by_layer, magnitude, removal):
@@ -164,7 +164,7 @@ def test_conditions_can_be_chosen(magnitude):
 
 def test_a_result_of_the_wrong_grouping_is_refused(by_layer, dataset):
     refused(InputError, "layer, head", figures.head_map, by_layer)
-    two = ps.shares(dataset, by=["layer"], octaves=False, n_resamples=2, n_permutations=19)
+    two = ps.shares(dataset, by=["layer"], octaves=False, n_resamples=99, n_permutations=19)
     refused(InputError, "one condition", figures.shares_by_layer, two)
-    by = ps.magnitude(dataset.isel(condition=[0]), by=["layer"], n_resamples=2)
+    by = ps.magnitude(dataset.isel(condition=[0]), by=["layer"], n_resamples=99)
     refused(InputError, "pooled", figures.magnitude_by_octave, by)

@@ -242,13 +242,13 @@ class TestMethod:
         coordinates |= {"query": np.arange(64), "lag": np.arange(64), "sequence": np.arange(400)}
         ds = xr.Dataset({name: (VARIABLES[name].dims, getattr(recorded, name)) for name in names}, coordinates)
         ds = ds.assign_coords(document=("sequence", recorded.document))
-        row = ps.shares(ds, octaves=False, n_resamples=2).table.set_index("term").loc["mask"]
+        row = ps.shares(ds, octaves=False, n_resamples=99).table.set_index("term").loc["mask"]
         assert f"| {sigma:g} | {row.estimate:.3f} ± {row.se:.3f} |" in read("docs/method.md")
 
     @pytest.mark.filterwarnings("ignore::posstats.errors.FewDocumentsWarning")
     def test_bias_of_a_magnitude_that_is_zero(self):
         ds = ps.simulate(n=16, length=64, heads=240, strength=0, seed=0).dataset
-        table = ps.magnitude(ds, by=["head"], n_resamples=1).table
+        table = ps.magnitude(ds, by=["head"], n_resamples=99).table
         found = 4 * table.query("queries == '[2, 16)' and term == 'sink'").estimate  # of 4 heads, the default
         error = found.std() / np.sqrt(len(found))
         assert found.mean() == pytest.approx(6e-5, abs=3 * error)

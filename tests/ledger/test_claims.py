@@ -247,7 +247,7 @@ class TestLedger:
 
     def test_footnotes_name_the_interval_method_that_was_chosen(self):
         bare = ps.simulate(**SIZE, seed=1).dataset
-        chosen = ps.claims(bare, **QUICK, which=["C1"], method="bca", level=0.9)
+        chosen = ps.claims(bare, **QUICK, which=["C1"], method="bootstrap", level=0.9)
         first = table_of(chosen).notes[0]
         assert first.startswith("90% intervals: bias-corrected and accelerated percentile; ")
         assert f"{QUICK.get('n_resamples', 2000)} bootstrap replicates, seed 0" in first

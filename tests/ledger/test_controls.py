@@ -144,7 +144,7 @@ def test_mask_alone_at_layer_0_on_iid_tokens_without_bos(tmp_path):
         model.model.layers[0].self_attn.q_proj.weight.mul_(0.03)
     ds = recorded(model, tmp_path / "d.h5", n=64, length=48)
     # A level at which chance alone fails the test once in a thousand models.
-    table = ps.shares(ds.sel(layer=[0]), octaves=False, n_resamples=50, level=0.999).table.set_index("term")
+    table = ps.shares(ds.sel(layer=[0]), octaves=False, n_resamples=99, level=0.999).table.set_index("term")
     assert table.low["mask"] < 1 < table.high["mask"]
     assert table.low["residual"] < 0 < table.high["residual"]
     assert table.se["mask"] < 0.01
@@ -160,7 +160,7 @@ def test_mask_alone_at_layer_0_of_the_default_model(default_model, tmp_path):
         ps.dump(model, seqs, tmp_path / "d.h5", tokenizer=tokenizer, progress=False)
     finally:
         model.model.layers, model.config.num_hidden_layers = layers, n_layers
-    table = ps.shares(ps.open_dump(tmp_path / "d.h5"), octaves=False, n_resamples=50).table.set_index("term")
+    table = ps.shares(ps.open_dump(tmp_path / "d.h5"), octaves=False, n_resamples=99).table.set_index("term")
     assert table.low["mask"] < 1 < table.high["mask"]
     assert table.low["residual"] < 0 < table.high["residual"]
 
@@ -174,13 +174,13 @@ def test_a_dump_of_a_model_agrees_with_brute_force(tmp_path):
         # Attention tells logits up to a constant per query, which no term depends on.
         log_a = true_log_attention(model, ds.token_id.values[k])
         oracle[name] = brute.Brute(np.where(np.isfinite(log_a), log_a, 0.0), range(6), OFFSETS)
-    table = ps.shares(ds, octaves=False, n_resamples=20, level=0.5).table
+    table = ps.shares(ds, octaves=False, n_resamples=99, level=0.5).table
     for name, expected in oracle.items():
         rows = table[table.condition == name].set_index("term")
-        assert ps.leakage(ds.sel(condition=[name]), octaves=False, n_resamples=5).table.estimate[0] == pytest.approx(
+        assert ps.leakage(ds.sel(condition=[name]), octaves=False, n_resamples=99).table.estimate[0] == pytest.approx(
             expected.leakage().sum(), rel=1e-8
         )
         for term, value in expected.pooled_shares().items():
             assert rows.estimate[term] == pytest.approx(float(value), rel=1e-8, abs=1e-9)
-    row = ps.removal(ds, "bos=none", n_resamples=5).table.set_index("queries").loc["[2, 16)"]
+    row = ps.removal(ds, "bos=none", n_resamples=99).table.set_index("queries").loc["[2, 16)"]
     assert row.estimate == pytest.approx(brute.removal(oracle["baseline"], oracle["bos=none"], range(2, 16)), rel=1e-8)

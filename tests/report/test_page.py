@@ -57,7 +57,7 @@ def dumps(tmp_path_factory):
 def config():
     return AnalysisConfig(
         analyses=AnalysesConfig(FILES),
-        inference=Inference(method="jackknife", n_permutations=999, seed=7),
+        inference=Inference(method="t", n_permutations=999, seed=7),
         folder=ROOT / "analyses",
     )
 

@@ -24,12 +24,12 @@ def dataset():
 
 @pytest.fixture(scope="module")
 def results(dataset):
-    few = {"n_resamples": 20}
+    few = {"n_resamples": 99}
     baseline = dataset.sel(condition=["baseline"])
     return {
         "leakage": ps.leakage(dataset, n_permutations=99, **few),
         "shares": ps.shares(baseline, by=["layer", "head"], n_permutations=99, **few),
-        "magnitude": ps.magnitude(dataset, method="bca", **few),
+        "magnitude": ps.magnitude(dataset, method="bootstrap", **few),
         "removal": ps.removal(dataset, "bos=mean", **few),
         "positions": ps.position_tests(baseline),
         "decoding": decode(baseline),
@@ -106,7 +106,7 @@ def test_footnotes_name_level_method_unit_and_size(results, name):
 def test_a_warning_of_few_documents_is_carried_into_the_table():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ps.errors.FewDocumentsWarning)
-        result = ps.leakage(ps.simulate(n=6, length=32, seed=0).dataset, n_resamples=5, n_permutations=9)
+        result = ps.leakage(ps.simulate(n=6, length=32, seed=0).dataset, n_resamples=99, n_permutations=9)
     assert "only 6 documents" in to_latex(table_of(result))
     assert "only 6 documents" in to_markdown(table_of(result))
 

@@ -11,6 +11,9 @@ from posstats.stats.inference.squares import SquareSpread, square_interval
 from posstats.stats.pair_products.evaluate import pair_count
 from posstats.stats.pair_products.terms import Array
 
+#: A critical value beyond which a set is the line; infinity times the variance of a constant would be no number.
+_NO_LIMIT = 1e6
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -131,7 +134,7 @@ def ratio_limits(
         pivot = grams[0] - ratio * grams[1]  # A - x B at x = A / B
         values, errors = replicates(pivot, sequences, weights)
         centre = pivot.sum(axis=(-2, -1)) / pair_count(np.ones(len(sequences)), sequences)
-        critical = bootstrap_critical(centre, values, errors, level)
+        critical = np.minimum(bootstrap_critical(centre, values, errors, level), _NO_LIMIT)
         with np.errstate(divide="ignore", invalid="ignore"):
             p = bootstrap_p(above / numerator_se, centre, values, errors)
     found = fieller_set(spread, level, critical)
