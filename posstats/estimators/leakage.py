@@ -534,6 +534,6 @@ def _named_row(condition: str, cell: Estimate, value: int, names: Sequence[str])
         **cell.key,
         "queries": cell.bin.label,
         **({} if cell.bin.offset is None else {"offset": cell.bin.offset}),
-        **{name: getattr(cell.limits, name)[value] for name in names},
+        **{name: getattr(cell.limits, name)[value].item() for name in names},
         "method": cell.limits.method,
     }

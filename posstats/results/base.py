@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 #: Columns that say which estimate a row is.
 KEYS = ("condition", "contrast", "layer", "head", "queries", "offset", "term")
 #: Columns in the unit of the result itself.
-IN_UNITS = ("estimate", "se", "low", "high")
+IN_UNITS = (
+    "estimate", "se", "low", "high", "gap_low", "gap_high", "boot_low", "boot_high", "order_low", "order_high",
+)  # fmt: skip
 #: Rows that a view of a result shows.
 SHOWN = 40
 #: The queries of most estimates.
@@ -249,7 +251,7 @@ class LeakageResult(Result):
     """How much absolute position log attention carries: ``C(y, y)`` summed over offsets, in nats squared.
 
     Columns added: `p` of the sign-flip test of "no absolute position", `q` over the family of rows with the same
-    condition and queries.
+    condition and queries, `method`, and beside pooled rows the limits of a bootstrap, `boot_low` and `boot_high`.
     """
 
     title: ClassVar[str] = "Absolute-position leakage"
@@ -266,8 +268,9 @@ class LeakageResult(Result):
 class ShareResult(Result):
     """Whose the leakage is: ``C(term, y) / C(y, y)``, a ratio of sums over the pooled heads and layers.
 
-    Beside the terms, `mask_first` and `mask_last` are the mask's share in either order. Columns added: two-sided `p`
-    and `q` of "the share is 0", `leakage` (nats squared), `leakage_q`, and `note` where nothing leaks beyond rounding.
+    Beside the terms, `mask_first` and `mask_last` are the mask's share in either order. Confidence sets are intervals,
+    two rays or the line (`set`, `gap_low`, `gap_high`). Columns added: `method`, the range over the orders `order_low`
+    and `order_high`, two-sided `p` and `q` of "the share is 0", `leakage` (nats squared), `leakage_q`, and `note`.
     """
 
     title: ClassVar[str] = "Shares of absolute-position leakage"
@@ -326,13 +329,16 @@ class MagnitudeResult(Result):
 class RemovalResult(Result):
     """How much of the residual-stream magnitude a condition removes: 1 - magnitude(condition) / magnitude(baseline).
 
-    Columns added: two-sided `p` and `q` of "nothing is removed", `magnitude` and `baseline_magnitude` (nats squared),
-    `baseline_q` of "there is nothing to remove", and `note` where there is nothing beyond rounding.
+    Confidence sets are intervals, two rays or the line (`set`, `gap_low`, `gap_high`). Columns added: `method`,
+    two-sided `p` and `q` of "nothing is removed", `magnitude`, `baseline_magnitude` and what is `removed` with its
+    error (nats squared), `baseline_q` of "there is nothing to remove", and `note`.
     """
 
     title: ClassVar[str] = "Removal of the residual-stream component"
     units: ClassVar[str] = "1"
-    column_units: ClassVar[dict[str, str]] = {"magnitude": "nats^2", "baseline_magnitude": "nats^2"}
+    column_units: ClassVar[dict[str, str]] = dict.fromkeys(
+        ("magnitude", "baseline_magnitude", "removed", "removed_se"), "nats^2"
+    )
     queries: ClassVar[str] = _EARLY_OR_BIN
     null: ClassVar[str] = 'two-sided test of "nothing is removed"'
     family: ClassVar[str] = "all rows of the same condition and queries"

@@ -14,6 +14,12 @@ from posstats.vocabulary import is_path
 _SMALLEST_P = "1e-6"
 
 
+#: Lower limits of intervals that get one cell -> heading in a table that stands by itself.
+_TITLES = {"low": "{:g}% interval", "boot_low": "bootstrap interval", "order_low": "range over orders"}
+#: Columns that the cell of the interval shows.
+_IN_THE_INTERVAL = ("set", "gap_low", "gap_high")
+
+
 class View(NamedTuple):
     """Cells of a table, ready to be shown."""
 
@@ -103,14 +109,23 @@ def interval_cells(frame: pd.DataFrame, low: str = "low", high: str = "high") ->
     """Cells that hold both limits of intervals, "–" where there is none.
 
     Limits get as many digits, up to six, as tell them apart; of limits that six do not, the cell says that they agree.
+    A set of two rays is written as such.
 
     >>> interval_cells(pd.DataFrame({"low": [0.1, np.nan, 5.4321e-7, 1.5], "high": [0.25, np.nan, 5.4329e-7, 1.5]}))
     ['[0.100, 0.250]', '–', '[5.432e-07, 5.433e-07]', 'both 1.50']
     """
-    return ["–" if pd.isna(a) else _interval(a, b) for a, b in zip(frame[low], frame[high], strict=True)]
+    cells = ["–" if pd.isna(a) else _interval(a, b) for a, b in zip(frame[low], frame[high], strict=True)]
+    if low == "low" and "gap_low" in frame:
+        for k, (a, b) in enumerate(zip(frame.gap_low, frame.gap_high, strict=True)):
+            if not pd.isna(a):
+                digits = _digits(a, b)
+                cells[k] = f"(-inf, {significant(a, digits or 3)}] or [{significant(b, digits or 3)}, inf)"
+    return cells
 
 
 def _interval(low: float, high: float) -> str:
+    if np.isinf(low) and np.isinf(high):
+        return "(-inf, inf)"
     digits = _digits(low, high)
     return f"[{significant(low, digits)}, {significant(high, digits)}]" if digits else f"both {significant(low)}"
 
@@ -188,16 +203,17 @@ def view_of(frame: pd.DataFrame, units: Mapping[str, str], level: float | None =
     """
     alone = level is not None
     names = [str(column) for column in frame]
-    lows = [name for name in (["low"] if alone else names) if name.endswith("low")]
+    lows = [name for name in (_TITLES if alone else names) if name.endswith("low")]
     limits = {low: f"{low[:-3]}high" for low in lows if low in names and f"{low[:-3]}high" in names}
     shown, header, columns = [], [], []
     for name in names if alone or "estimate" not in names else in_order(names):
         silent = not alone and name in ("note", "reason") and not frame[name].astype(bool).any()
-        if silent or name in limits.values():
+        if silent or name in limits.values() or name in _IN_THE_INTERVAL:
             continue
         title = name.replace("_", " ") if alone else name
         if name in limits:
-            title = f"{100 * level:g}% interval" if level is not None else "[low, high]"
+            title = _TITLES[name].format(100 * level) if level is not None else "[low, high]"
+            title = f"[{name}, {limits[name]}]" if level is None and name in _TITLES and name != "low" else title
         unit = unit_text(units.get(name, "")) if alone or name not in limits else ""
         cells = interval_cells(frame, name, limits[name]) if name in limits else column_cells(frame, name)
         shown.append(name)

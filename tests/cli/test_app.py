@@ -310,8 +310,8 @@ class TestDump:
         code, _, err = run(*small, "-t", 16)
         assert (code, err) == (
             0,
-            "of the default offsets, 8, 16 are left out: sequences of 16 tokens are too short for them; --offset chooses "
-            "others\n",
+            "of the default offsets, 8, 16 are left out: sequences of 16 tokens are too short for them; --offset "
+            "chooses others\n",
         )
         code, _, err = run(
             *small, "-t", 48, "-d", 4, "-d", 13, "-d", 20, "-c", "bos=mean", "--sliding-window", 12, "-q"

@@ -121,7 +121,7 @@ def test_constant_logits_are_noted():
     row = earlier_metrics(ds, n_resamples=99).table.iloc[0]
     assert np.isnan(row.linear_delta_r2)
     assert np.isnan(row.diagonal_fraction)
-    assert row.note == "documents do not differ beyond rounding: no test; the logits do not vary"
+    assert row.note == "nothing beyond rounding; the logits do not vary"
     assert row.residual_share == pytest.approx(0, abs=1e-9)
 
 

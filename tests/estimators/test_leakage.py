@@ -224,7 +224,7 @@ def test_rows_say_how_their_intervals_were_made(dump):
         assert ("boot_low" in found.table) == (drawn and what == "leakage")
 
 
-def test_sets_of_shares_are_those_of_the_joint_jackknife(dump, oracle):
+def test_sets_of_shares_are_those_of_the_joint_jackknife(dump):
     """Numerator and denominator with all documents and without each, from the brute force."""
     sequences = np.array([1.0, 2.0, 1.0, 1.0, 1.0, 1.0])
     parts = [

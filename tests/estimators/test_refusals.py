@@ -72,8 +72,8 @@ def parameters(name):
 #: Parameter -> wrong values and the words of the error; for every function that has the parameter.
 SHARED = {
     "level": [("0.9", "between 0 and 1"), (1.0, "between 0 and 1"), (np.nan, "between 0 and 1"), (True, "between 0")],
-    "method": [("guess", "'jackknife'"), (3, "'jackknife'")],
-    "n_resamples": [(0, "from 1 to"), (1.5, "from 1 to"), ("9", "from 1 to")],
+    "method": [("guess", "'t'"), (3, "'t'")],
+    "n_resamples": [(98, "from 99 to"), (1.5, "from 99 to"), ("9", "from 99 to")],
     "n_permutations": [(0, "from 1 to"), (True, "from 1 to")],
     "seed": [(1.5, "from 0 to"), (-1, "from 0 to"), (2**64, "from 0 to"), (None, "from 0 to")],
     "adjust": [("none", "'holm'"), (None, "'holm'")],
@@ -431,12 +431,13 @@ def test_other_spellings_of_the_same():
 
 class TestInference:
     def test_is_plain_and_stays_so(self):
-        options = Inference(np.float32(0.5), "bca", np.int64(7), np.uint8(9), "holm", np.int16(3))
+        options = Inference(np.float32(0.5), "bootstrap", np.int64(99), np.uint8(9), "holm", np.int16(3))
         assert json.dumps(options.options()) == json.dumps(
-            {"level": 0.5, "method": "bca", "n_resamples": 99, "n_permutations": 9, "adjust": "holm", "seed": 3}
+            {"level": 0.5, "method": "bootstrap", "n_resamples": 99, "n_permutations": 9, "adjust": "holm", "seed": 3}
         )
-        assert Inference().of("leakage").method == "corrected_jackknife"
-        assert Inference(method="bootstrap").of("leakage").method == "basic"
+        assert Inference().settings("fieller")["interval"] == "fieller"
+        assert Inference().settings("fieller", pooled=True)["interval"] == "bootstrap_t"
+        assert "n_resamples" not in Inference(method="t").settings("moments", pooled=True)
         with pytest.raises(AttributeError):
             options.level = 0.9
 

@@ -249,7 +249,9 @@ class TestLedger:
         bare = ps.simulate(**SIZE, seed=1).dataset
         chosen = ps.claims(bare, **QUICK, which=["C1"], method="bootstrap", level=0.9)
         first = table_of(chosen).notes[0]
-        assert first.startswith("90% intervals: bias-corrected and accelerated percentile; ")
+        assert first.startswith(
+            "90% intervals: bootstrap-t: replicates divided by their own jackknife standard error; "
+        )
         assert f"{QUICK.get('n_resamples', 2000)} bootstrap replicates, seed 0" in first
         own = table_of(ps.claims(bare, **QUICK, which=["C1"])).notes[0]
         assert own.startswith("95% intervals: of each estimate by its own method")

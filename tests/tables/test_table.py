@@ -99,8 +99,8 @@ def test_footnotes_name_level_method_unit_and_size(results, name):
     assert "Offsets 0, 1, 2, 4, 8 tokens" in notes
     if name != "magnitude":
         assert "Benjamini-Hochberg over all" in notes
-    # A jackknife rests on no replicate, the others say how many.
-    assert ("bootstrap replicates" in notes) == (name == "magnitude")
+    # Rows pooled over heads rest on replicates, and say how many.
+    assert ("bootstrap replicates" in notes) == (name in ("leakage", "magnitude", "removal"))
 
 
 def test_a_warning_of_few_documents_is_carried_into_the_table():
