@@ -8,7 +8,7 @@ import xarray as xr
 from dask.local import get_sync
 
 from posstats.arguments import choice
-from posstats.dataset.door import DUMP, check_seal, check_sink, chosen, whole_dump
+from posstats.dataset.door import DUMP, SEALED, check_sink, chosen, whole_dump
 from posstats.dataset.parameters import explained
 from posstats.errors import DesignError, FewDocumentsWarning, InputError
 from posstats.stats.inference.documents import effective_documents
@@ -81,8 +81,7 @@ def decompose(
     recorded = ds.offset.values.astype(np.int64)
     own = reference == "sequence"
 
-    def one_head(logit, sink_logit, rest, total, steady_logit, log_sum, visible, learned):  # type: ignore[no-untyped-def]
-        check_seal(ds, logit, total)
+    def one_head(logit, sink_logit, rest, steady_logit, log_sum, visible, learned):  # type: ignore[no-untyped-def]
         check_sink(sink_logit, visible)
 
         def split(part: slice) -> list[np.ndarray]:
@@ -111,7 +110,7 @@ def decompose(
         one_head,
         *(_whole_along(ds[name], ("sequence", "query", "offset", "lag")) for name in DUMP),
         input_core_dims=[
-            [*per_query, "offset"], per_query, per_query, ["sequence", "offset"], per_lag, per_lag, ["query"], [],
+            [*per_query, "offset"], per_query, per_query, per_lag, per_lag, ["query"], [],
         ],
         output_core_dims=list(output.values()),
         vectorize=True,
@@ -120,7 +119,7 @@ def decompose(
         join="exact",
     )  # fmt: skip
     order_of_dims = ("condition", "sequence", "layer", "head", "query", "offset")
-    kept = [name for name in (*DUMP, "steady_square") if name in ds]
+    kept = [name for name in (*SEALED, "steady_square") if name in ds]
     terms = ds[kept].assign(dict(zip(output, arrays, strict=True)))
     terms = terms.assign_coords({name: ds[name] for name in ds.coords if set(ds[name].dims) <= set(terms.sizes)})
     for name in output:

@@ -148,7 +148,7 @@ class TestResult:
         same = ds.copy(deep=True)
         for name in ("logit", "sink_logit", "log_denominator_rest", "steady_logit", "steady_log_sum"):
             same[name].values[:] = same[name].values[:1]
-        table = ps.readers(same).table
+        table = ps.readers(sealed(same)).table
         rows = table[table.quantity != "ratio"]
         assert (rows.estimate.abs() < 1e-24).all()
         assert (rows.p == 1).all()

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pandas as pd
 import pytest
@@ -36,7 +37,7 @@ def world(seed=0, **options):
     """A small dump with what every estimator of the statistics reads."""
     size = {"n": 24, "length": 52, "layers": 3, "heads": 2, "offsets": (0, 1, 2)} | options
     ds = ps.simulate(**size, conditions=CONDITIONS, seed=seed).dataset
-    return ds.assign(trajectory_departure=0 * ds.residual_norm.isel(token=0, drop=True))
+    return sealed(ds.assign(trajectory_departure=0 * ds.residual_norm.isel(token=0, drop=True)))
 
 
 DS = world()
@@ -219,7 +220,12 @@ def test_a_changed_number_anywhere_is_noticed_where_it_is_read():
 @pytest.mark.parametrize("function", [ps.decompose, ps.leakage, ps.shares, ps.position_tests])
 def test_masks_that_no_model_has(function, changes, words):
     refused(
-        lambda: function(DS.assign(changes)).load() if function is ps.decompose else function(DS.assign(changes)), words
+        lambda: (
+            function(sealed(DS.assign(changes))).load()
+            if function is ps.decompose
+            else function(sealed(DS.assign(changes)))
+        ),
+        words,
     )
 
 
@@ -240,11 +246,43 @@ def test_labels_that_no_dump_has(function, change, words):
     refused(lambda: function(change()), words)
 
 
-@pytest.mark.parametrize("function", [ps.decompose, ps.shares, ps.magnitude, ps.position_tests])
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_sums_at_lags_that_are_no_offsets(function, value):
-    changed = DS.assign(logit_sum_by_lag=DS.logit_sum_by_lag.where(DS["lag"] != 20, value))
-    refused(lambda: function(changed), "logit_sum_by_lag must be finite")
+#: Variable -> a function that reads it, and nothing of which hangs on the logits.
+READERS = dict.fromkeys((*RECORDED, "learned_sink", "token_id"), ps.leakage) | {
+    "sink_output_fraction": ps.sinks,
+    "trajectory": ps.trajectory,
+    "trajectory_departure": ps.trajectory,
+    "residual_norm": ps.earlier_metrics,
+}
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize("name", READERS)
+def test_a_constant_added_to_any_variable_is_refused_by_name(name, lazy):
+    ds = sealed(DS.assign(learned_sink=xr.full_like(DS.learned_sink, 0.5)))
+    changed = ds.assign({name: ds[name] + 1})
+    refused(lambda: READERS[name](changed.chunk(layer=1, head=1) if lazy else changed), f"{name} do not add up")
+    refused(lambda: READERS[name](ds.drop_vars(f"{name}_total")), f"{name}_total")
+
+
+def test_totals_are_sums_of_finite_values():
+    for name in RECORDED:
+        dim = DS[name].dims[4]
+        found, expected = DS[f"{name}_total"], DS[name].where(np.isfinite(DS[name])).sum(dim)
+        assert found.dtype == np.float64
+        assert found.dims == expected.dims
+        np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["logit", "trajectory", "token_id", "residual_norm"])
+@pytest.mark.parametrize("packing", [{"scale_factor": 0.01}, {"add_offset": 1.0}, {"_FillValue": -9999}])
+def test_packed_variables_are_refused_whatever_is_read(name, packing, tmp_path):
+    changed = DS.copy()
+    changed[name].encoding = packing
+    refused(lambda: ps.leakage(changed), f"was written anew with {next(iter(packing))} of {name}")
+    path = ps.write_dump(DS, tmp_path / "a.h5")
+    with h5py.File(path, "r+") as file:
+        file[name].attrs.update(packing)
+    refused(lambda: ps.open_dump(path), f"was written anew with {next(iter(packing))} of {name}")
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../x", "a/b", "a\0b"])
@@ -269,6 +307,8 @@ def test_layers_read_depths_that_must_be_there():
 
 def test_single_precision_passes():
     single = DS.assign({name: DS[name].astype("float32") for name in RECORDED})
+    refused(lambda: ps.leakage(single), "logit do not add up")
+    single = sealed(single)
     found = ps.leakage(single, octaves=False, **QUICK).table.estimate
     np.testing.assert_allclose(found, ps.leakage(DS, octaves=False, **QUICK).table.estimate, rtol=1e-4)
 
@@ -280,8 +320,9 @@ SIMULATE = [
     ({"offsets": None}, "whole numbers"), ({"conditions": []}, "at least one"), ({"conditions": 3}, "text"),
     ({"conditions": ["a", "a"]}, "more than once"), ({"conditions": {"a": 3}}, "Effects"),
     ({"strength": "1"}, "finite"), ({"removal": 2}, "at most 1"), ({"removal": np.nan}, "at most 1"),
-    ({"noise": 1.0}, "Noise"), ({"window": "8"}, "whole number"), ({"window": 0}, "at least 1"),
-    ({"window": [4, 4]}, "at least 1"),
+    ({"noise": 1.0}, "Noise"), ({"window": "8"}, "whole number"), ({"window": 0}, "from 1 to 65536"),
+    ({"window": [4, 4]}, "at least 1"), ({"window": 10**30}, "from 1 to"), ({"window": np.array(8.0)}, "sequence of"),
+    ({"window": np.ndarray}, "sequence of"), ({"window": [True]}, "from 1 to"), ({"offsets": np.ndarray}, "whole"),
     ({"seed": -1}, "from 0"), ({"sequences_per_document": 0}, "at least 1"), ({"strength": np.inf}, "finite"),
     ({"sequences_per_document": [1, 2]}, "one for each"), ({"sequences_per_document": None}, "whole numbers"),
 ]  # fmt: skip

@@ -194,7 +194,7 @@ class TestKnownAnswers:
 
     def test_without_sink_reading_heads_nothing_that_asks_about_them_is_testable(self):
         ds = world()
-        ledger = ps.claims(ds.assign(sink_logit=ds.sink_logit - 20.0), **QUICK)
+        ledger = ps.claims(sealed(ds.assign(sink_logit=ds.sink_logit - 20.0)), **QUICK)
         assert set(rows(ledger, "C5", "b").verdict) == set(rows(ledger, "C8", "a").verdict) == {N}
         whole = rows(ledger, "C5", "claim").iloc[0]
         assert whole.verdict == C
