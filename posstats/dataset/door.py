@@ -48,7 +48,9 @@ def whole_dump(data: object, names: Sequence[str] = (), what: str = "This estima
     """
     data = _dataset(data)
     check_unpacked(data, "This dataset")
-    if missing := [name for name in dict.fromkeys((*names, *SEALED)) if name not in data]:
+    # What some dumps lack may have been added by hand, without a total.
+    totals = [total_of(name) for name in (*DUMP, *names) if name in VARIABLES and not VARIABLES[name].optional]
+    if missing := [name for name in dict.fromkeys((*names, *DUMP, *totals)) if name not in data]:
         raise InputError(
             f"{what}, and this dataset lacks {', '.join(missing)}. Pass what open_dump(path) returns, not terms; a "
             "dump of an earlier version must be dumped again."

@@ -118,7 +118,7 @@ def test_constant_logits_are_noted():
     assert row.note == ""
     stream = ds[["trajectory", "residual_norm"]]
     ds = brute.dump_dataset({"baseline": np.zeros((8, 1, 2, LENGTH, LENGTH))}, list(range(8)), OFFSETS)
-    ds = ds.assign({name: stream[name] for name in stream})
+    ds = sealed(ds.assign({name: stream[name] for name in stream}))
     row = earlier_metrics(ds, n_resamples=5).table.iloc[0]
     assert np.isnan(row.linear_delta_r2)
     assert np.isnan(row.diagonal_fraction)

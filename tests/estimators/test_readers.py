@@ -21,7 +21,7 @@ def ds():
     ds = position0.synthetic(n=24, length=72, layers=3)
     for name, by in (("bos=token:7", 1.5), (f"{T}7@1", 0.7)):
         ds["sink_logit"].loc[{"condition": name, "head": 0}] -= by
-    return ds
+    return sealed(ds)
 
 
 @pytest.fixture(scope="module")

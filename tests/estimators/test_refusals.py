@@ -261,7 +261,8 @@ def test_a_constant_added_to_any_variable_is_refused_by_name(name, lazy):
     ds = sealed(DS.assign(learned_sink=xr.full_like(DS.learned_sink, 0.5)))
     changed = ds.assign({name: ds[name] + 1})
     refused(lambda: READERS[name](changed.chunk(layer=1, head=1) if lazy else changed), f"{name} do not add up")
-    refused(lambda: READERS[name](ds.drop_vars(f"{name}_total")), f"{name}_total")
+    if name not in ("token_id", "trajectory_departure"):  # not needed, or what a dump may lack
+        refused(lambda: READERS[name](ds.drop_vars(f"{name}_total")), f"lacks {name}_total")
 
 
 def test_totals_are_sums_of_finite_values():
