@@ -14,7 +14,7 @@ from typing import Any
 from posstats.errors import InputError
 
 #: Largest whole number where the data give no bound of their own.
-MOST = 2**32
+MOST = 2**31
 _PLAIN = (str, bytes, int, float, complex, list, tuple, set, frozenset, dict, range, type(None))
 
 
@@ -69,8 +69,8 @@ def path_of(name: str, value: object) -> Path:
 def whole_number(name: str, value: object, least: int = 0, most: int | None = None) -> int:
     """Return the value if it is a whole number from `least` to `most`; True is none."""
     whole = int(value) if isinstance(value, Integral) and not isinstance(value, bool) else least - 1
-    if whole < least or (most is not None and whole > most):
-        allowed = f"of at least {least}" if most is None else f"from {least} to {most}"
+    if whole < least or whole > (MOST if most is None else most):
+        allowed = f"of at least {least}" if most is None and whole < least else f"from {least} to {most or MOST}"
         raise InputError(f"{name} must be a whole number {allowed}, not {shown(value)}.")
     return whole
 
@@ -157,7 +157,8 @@ def _is_text(value: object) -> bool:
 
 
 def _is_whole(value: object) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool)
+    """Whether a value is a whole number that arrays can hold; True is none."""
+    return isinstance(value, Integral) and not isinstance(value, bool) and -(2**63) <= value < 2**63
 
 
 def _real(value: object) -> float:

@@ -12,7 +12,7 @@ import pandas as pd
 import xarray as xr
 from numpy.typing import NDArray
 
-from posstats.arguments import shown, whole_number
+from posstats.arguments import several, shown, whole_number
 from posstats.errors import InputError, NumericalError
 from posstats.results.cells import View, unit_text, view_of
 from posstats.results.columns import COLUMNS
@@ -146,8 +146,8 @@ class Result:
             if name not in self.keys:
                 raise InputError(f"{self.title} has no key column {name!r}; it has {', '.join(self.keys)}.")
             there = pd.unique(self.table[name]).tolist()
-            values = list(value) if isinstance(value, list | tuple | np.ndarray) else [value]
-            if absent := [one for one in values if one not in there]:
+            values = several(name, value, "labels") if np.ndim(value) or isinstance(value, list) else [value]
+            if absent := [one for one in values if not any(type(one) is type(x) and one == x for x in there)]:
                 raise InputError(f"{self.title} has no {name} {absent[0]!r}; it has {', '.join(map(str, there))}.")
             rows = rows[rows[name].isin(values)]
         if rows.empty:

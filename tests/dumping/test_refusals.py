@@ -377,25 +377,23 @@ _ARGUMENTS = {
     "write_dump": ("dataset", "path", "workers"),
     "open_dump": ("path",),
 }  # fmt: skip
+_PAIRS = [(function, name) for function, names in _ARGUMENTS.items() for name in names]
 
 
 @pytest.mark.filterwarnings("ignore::posstats.errors.FewDocumentsWarning")
 @pytest.mark.usefixtures("saved")
-@pytest.mark.parametrize("function", _ARGUMENTS)
-def test_nothing_but_errors_of_posstats_escapes(function):
-    @settings(
-        max_examples=50 if function == "load_model" else 120,
-        deadline=None,
-        derandomize=True,
-        database=None,
-        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-    )
-    @given(st.dictionaries(st.sampled_from(_ARGUMENTS[function]), _VALUES, min_size=1, max_size=2))
-    def try_them(changes):
-        with suppress(PosstatsError):
-            getattr(ps, function)(**{**RIGHT[function](), **changes})
-
-    try_them()
+@settings(
+    max_examples=600,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture],
+)
+@given(st.sampled_from(_PAIRS), _VALUES)
+def test_nothing_but_errors_of_posstats_escapes(pair, value):
+    function, name = pair
+    with suppress(PosstatsError):
+        getattr(ps, function)(**{**RIGHT[function](), name: value})
 
 
 @settings(max_examples=120, deadline=None, derandomize=True, database=None)
