@@ -14,7 +14,7 @@ from typing import Any
 from posstats.errors import InputError
 
 #: Largest whole number where the data give no bound of their own.
-MOST = 2**31
+MOST = 2**63 - 1
 _PLAIN = (str, bytes, int, float, complex, list, tuple, set, frozenset, dict, range, type(None))
 
 

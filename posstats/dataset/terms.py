@@ -154,20 +154,26 @@ def document_codes(terms: xr.Dataset) -> tuple[np.ndarray, int]:
 
 
 def repeated_documents_note(data: xr.Dataset) -> tuple[str, ...]:
-    """The note that documents call for whose tokens, in every sequence, are those of another document."""
-    if "token_id" not in data:
+    """The note that documents call for of which some sequence is one of another document.
+
+    Sequences are compared by their tokens, or by the totals of their denominators in data without tokens.
+    """
+    what, name = ("tokens", "token_id") if "token_id" in data else ("numbers", "log_denominator_rest_total")
+    if name not in data:
         return ()
     names = np.atleast_1d(data.condition.values).tolist()
     one = select_condition(data, BASELINE if BASELINE in names else names[0])
     # In this thread, as all that is little: a cluster that is at hand may have no worker yet.
-    tokens = one.token_id.transpose("sequence", "token").compute(scheduler=get_sync)
-    documents: dict[str, set[bytes]] = {}
-    for document, row in zip(data.document.values.tolist(), np.ascontiguousarray(tokens.values), strict=True):
-        documents.setdefault(document, set()).add(row.tobytes())
-    repeated = len(documents) - len(set(map(frozenset, documents.values())))
+    rows = one[name].transpose("sequence", ...).compute(scheduler=get_sync).values
+    documents, first = data.document.values.tolist(), {}
+    repeated = {
+        document
+        for document, row in zip(documents, map(np.ndarray.tobytes, rows), strict=True)
+        if first.setdefault(row, document) != document
+    }
     if not repeated:
         return ()
-    text = f"{repeated} of {len(documents)} documents have the tokens of another: they are not independent"
+    text = f"{len(repeated)} of {len(set(documents))} documents have the {what} of another: they are not independent"
     return (Note(text, "design"),)
 
 

@@ -88,7 +88,7 @@ class Documents:
     def of(cls, data: xr.Dataset, inference: Inference) -> "Documents":
         """Of a dataset; DesignError with fewer than 5, a warning with fewer than 24."""
         code, n_documents = document_codes(data)
-        notes = few_documents(code)
+        notes = few_documents(code) + repeated_documents_note(data)
         settings = document_settings(code)
         settings |= {name: value for name, value in inference.settings().items() if name != "n_permutations"}
         replicates = Replicates.of(

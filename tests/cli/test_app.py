@@ -190,7 +190,7 @@ class TestInspect:
         assert facts["sizes"]["sequence"] == 25
         assert facts["conditions"] == ["baseline"]
         assert facts["offsets"] == [0, 1]
-        assert facts["attributes"]["schema_version"] == 1
+        assert facts["attributes"]["schema_version"] == 3
 
     def test_json_in_attributes_is_decoded(self, run, folder, tmp_path):
         with ps.open_dump(folder / "simulated.h5") as dataset:

@@ -224,7 +224,7 @@ CASES = [
     ("open_dump", "path", "nothing.h5", "there is no dump nothing.h5"),
     ("open_dump", "path", __file__, "is not an HDF5 file, so it cannot be read as a posstats dump"),
     ("open_dump", "path", lambda: foreign(), "is not a posstats dump: it has no attribute schema_version"),
-    ("open_dump", "path", lambda: foreign(schema_version="1"), "is not a whole posstats dump: the variable token_id"),
+    ("open_dump", "path", lambda: foreign(schema_version="3"), "is not a whole posstats dump: the variable token_id"),
 ]  # fmt: skip
 
 

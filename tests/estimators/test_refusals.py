@@ -24,9 +24,9 @@ from posstats.estimators.earlier_metrics import trap_table
 from posstats.figures import claims as claims_figures
 from posstats.figures import leakage as leakage_figures
 from posstats.figures import position0 as position0_figures
+from posstats.results import table as tables
 from posstats.stats.inference.options import Inference
 from posstats.stats.synthetic.design import Noise
-from posstats.tables import table as tables
 from tests.sealed import sealed
 
 CONDITIONS = ("baseline", "bos=mean", "bos=token:7")
@@ -80,7 +80,8 @@ SHARED = {
     "adjust": [("none", "'holm'"), (None, "'holm'")],
     "offsets": [
         ([0, 0, 1], "more than once; each of 0, 1, 2"), ([], "at least one"), ([7], "chosen from 0, 1, 2"),
-        ("01", "whole numbers"), ([0.5], "whole numbers"), (np.ndarray, "whole numbers"), ([10**30], "whole numbers"), (True, "whole numbers"), ({0: 1}, "whole numbers"),
+        ("01", "whole numbers"), ([0.5], "whole numbers"), (True, "whole numbers"), ({0: 1}, "whole numbers"),
+        (np.ndarray, "whole numbers"), ([10**30], "whole numbers"),
     ],
     "by": [(3, "text"), (["layer", "layer"], "more than once"), ("query", "chosen from layer, head"), (None, "text"),
         (np.ndarray, "text"), (np.array(3), "text")],
@@ -435,6 +436,48 @@ def test_tables_take_tables_and_results(results, tmp_path):
     file.unlink()
     refused(lambda: results["leakage"].summary("all"), "rows must be a whole number")
     assert list(tmp_path.iterdir()) == []
+
+
+TABLE = {"frame": pd.DataFrame({"layer": [0], "estimate": [0.5]}), "title": "Example"}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"frame": None}, "frame must be a pandas.DataFrame"), ({"frame": DS}, "frame must be"),
+        ({"frame": pd.DataFrame([[1, 2]])}, "different texts"),
+        ({"frame": pd.DataFrame([[1, 2]], columns=["a", "a"])}, "different texts"),
+        ({"frame": pd.DataFrame({"a": [[1]]})}, "The column a must hold"),
+        ({"frame": pd.DataFrame({"a": [1 + 2j]})}, "The column a must hold"),
+        ({"frame": pd.DataFrame({"a": pd.to_datetime(["2020-01-01"])})}, "The column a must hold"),
+        ({"title": 3}, "title must be text"), ({"units": "nats"}, "units must be a mapping"),
+        ({"units": {"p": "nats"}}, "units must be of columns"), ({"notes": [3]}, "notes must be text"),
+        ({"notes": "text"}, "sequence of texts"), ({"level": 2}, "level must lie"), ({"level": "a"}, "level must lie"),
+        ({"settings": None}, "settings must be a mapping"), ({"rests_on": []}, "rests_on must be a mapping"),
+    ],
+)  # fmt: skip
+def test_tables_check_what_they_hold(options, words):
+    refused(lambda: tables.Table(**TABLE | options), words)
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "words"),
+    [
+        ("to_latex", {"columns": ["estimates"]}, "columns must be chosen"), ("to_latex", {"columns": []}, "at least"),
+        ("to_latex", {"columns": ["term", "term"]}, "more than once"), ("to_latex", {"caption": 3}, "caption must be"),
+        ("to_latex", {"where": "mask"}, "where must map"), ("to_latex", {"where": {"term": "values"}}, "has no term"),
+        ("to_latex", {"where": {3: "values"}}, "where must be text"), ("to_latex", {"label": 3}, "label must be text"),
+        ("to_markdown", {"columns": 3}, "sequence of text"), ("to_markdown", {"where": {"terms": 3}}, "no key column"),
+        ("plot", {"ax": 3}, "axes of matplotlib"), ("plot", {"label": 3}, "label must be text"),
+        ("sel", {"layer": True}, "has no layer True"), ("sel", {"layer": [[0]]}, "has no layer"),
+        ("sel", {"layer": np.array(0)}, "sequence of labels"), ("sel", {"layer": np.ndarray}, "has no layer"),
+        ("sel", {"layer": {0: 1}}, "sequence of labels"), ("sel", {"layer": None}, "has no layer None"),
+        ("sel", {"layer": DS}, "has no layer"), ("sel", {"term": b"mask"}, "sequence of labels"),
+        ("summary", {"rows": -1}, "rows must be"), ("summary", {"rows": 10**30}, "rows must be"),
+    ],
+)  # fmt: skip
+def test_methods_of_results(results, method, options, words):
+    refused(lambda: getattr(results["by_layer"], method)(**options), words)
 
 
 @pytest.mark.parametrize("name", [name for name in CALLS if name not in ("claims", "model_level")])

@@ -11,9 +11,9 @@ from posstats import figures
 from posstats.dataset.store import write_dump
 from posstats.errors import DesignError, InputError, NumericalError
 from posstats.results.claims import ClaimsResult
+from posstats.results.table import table_of, to_csv, to_latex, to_markdown
 from posstats.results.verdicts import CRITERIA, Evidence, Rule, combined, verdict
 from posstats.stats.synthetic.design import Effects, Noise
-from posstats.tables.table import table_of, to_csv, to_latex, to_markdown
 from tests.refused import refused
 from tests.sealed import sealed
 

@@ -343,7 +343,7 @@ def test_findings_may_be_tables_alone(config, dump, tmp_path):
 def test_closing_tables_that_say_the_same_name_their_dump(config, dump, tmp_path, monkeypatch):
     monkeypatch.setattr(analysis, "in_processes", in_this_process)
     (tmp_path / "mine.py").write_text(
-        "import pandas as pd\nfrom posstats.study.analysis import Findings\nfrom posstats.tables.table import Table\n"
+        "import pandas as pd\nfrom posstats.study.analysis import Findings\nfrom posstats.results.table import Table\n"
         "def analyse(ds, inference):\n"
         "    return Findings(closing=Table(pd.DataFrame({'estimate': [1.0]}), 'Claims: model, texts'))\n"
     )
