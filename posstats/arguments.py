@@ -158,7 +158,7 @@ def _is_text(value: object) -> bool:
 
 def _is_whole(value: object) -> bool:
     """Whether a value is a whole number that arrays can hold; True is none."""
-    return isinstance(value, Integral) and not isinstance(value, bool) and -(2**63) <= value < 2**63
+    return isinstance(value, Integral) and not isinstance(value, bool) and -(2**63) <= int(value) < 2**63
 
 
 def _real(value: object) -> float:

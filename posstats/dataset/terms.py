@@ -165,7 +165,8 @@ def repeated_documents_note(data: xr.Dataset) -> tuple[str, ...]:
     one = select_condition(data, BASELINE if BASELINE in names else names[0])
     # In this thread, as all that is little: a cluster that is at hand may have no worker yet.
     rows = one[name].transpose("sequence", ...).compute(scheduler=get_sync).values
-    documents, first = data.document.values.tolist(), {}
+    documents = data.document.values.tolist()
+    first: dict[bytes, object] = {}
     repeated = {
         document
         for document, row in zip(documents, map(np.ndarray.tobytes, rows), strict=True)

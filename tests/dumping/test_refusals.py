@@ -146,7 +146,7 @@ CASES = [
     ("random_sequences", "n", 10**15, "tokens do not fit into the memory: at most"),
     ("random_sequences", "length", "64", "length must be a whole number of at least 0, not '64'"),
     ("random_sequences", "length", 2, "the length must be a multiple of 4 tokens"),
-    ("random_sequences", "length", 2**70, "tokens do not fit into the memory"),
+    ("random_sequences", "length", 2**70, "length must be a whole number from 0"),
     ("random_sequences", "bos", None, "bos must be True or False, not None"),
     ("random_sequences", "bos_token", 1.5, "bos_token, where it is no text, must be a whole number from 0 to 96"),
     ("random_sequences", "bos_token", [1], "bos_token, where it is no text, must be a whole number"),

@@ -472,7 +472,7 @@ def test_tables_check_what_they_hold(options, words):
         ("sel", {"layer": True}, "has no layer True"), ("sel", {"layer": [[0]]}, "has no layer"),
         ("sel", {"layer": np.array(0)}, "sequence of labels"), ("sel", {"layer": np.ndarray}, "has no layer"),
         ("sel", {"layer": {0: 1}}, "sequence of labels"), ("sel", {"layer": None}, "has no layer None"),
-        ("sel", {"layer": DS}, "has no layer"), ("sel", {"term": b"mask"}, "sequence of labels"),
+        ("sel", {"layer": DS}, "sequence of labels"), ("sel", {"term": b"mask"}, "sequence of labels"),
         ("summary", {"rows": -1}, "rows must be"), ("summary", {"rows": 10**30}, "rows must be"),
     ],
 )  # fmt: skip
