@@ -13,6 +13,8 @@ from typing import Any
 
 from posstats.errors import InputError
 
+#: Largest whole number where the data give no bound of their own.
+MOST = 2**63 - 1
 _PLAIN = (str, bytes, int, float, complex, list, tuple, set, frozenset, dict, range, type(None))
 
 
@@ -67,8 +69,8 @@ def path_of(name: str, value: object) -> Path:
 def whole_number(name: str, value: object, least: int = 0, most: int | None = None) -> int:
     """Return the value if it is a whole number from `least` to `most`; True is none."""
     whole = int(value) if isinstance(value, Integral) and not isinstance(value, bool) else least - 1
-    if whole < least or (most is not None and whole > most):
-        allowed = f"of at least {least}" if most is None else f"from {least} to {most}"
+    if whole < least or whole > (MOST if most is None else most):
+        allowed = f"of at least {least}" if most is None and whole < least else f"from {least} to {most or MOST}"
         raise InputError(f"{name} must be a whole number {allowed}, not {shown(value)}.")
     return whole
 
@@ -107,13 +109,11 @@ def items(name: str, value: object, kind: str) -> list[Any]:
     -------
     list
     """
-    entries = value.tolist() if hasattr(value, "tolist") else value
+    entries = _plain(value)
     is_kind = _is_whole if kind == "whole numbers" else _is_text
     if is_kind(entries):
         entries = [entries]
-    if isinstance(entries, str | bytes | Mapping) or not isinstance(entries, Iterable):
-        raise InputError(f"{name} must be a sequence of {kind}, not {shown(value)}.")
-    chosen = list(entries)
+    chosen = several(name, entries, kind)
     for entry in chosen:
         if not is_kind(entry):
             raise InputError(f"{name} must be a sequence of {kind}, and holds {shown(entry)}.")
@@ -157,7 +157,8 @@ def _is_text(value: object) -> bool:
 
 
 def _is_whole(value: object) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool)
+    """Whether a value is a whole number that arrays can hold; True is none."""
+    return isinstance(value, Integral) and not isinstance(value, bool) and -(2**63) <= int(value) < 2**63
 
 
 def _real(value: object) -> float:
@@ -177,10 +178,18 @@ def seed_of(value: object) -> int:
 
 def several(name: str, value: object, kind: str) -> list[Any]:
     """Return the entries of an iterable, which may have none and may be of any type; a text is no iterable here."""
-    entries = value.tolist() if hasattr(value, "tolist") else value
-    if isinstance(entries, str | bytes | Mapping) or not isinstance(entries, Iterable):
-        raise InputError(f"{name} must be a sequence of {kind}, not {shown(value)}.")
-    return list(entries)
+    entries = _plain(value)
+    try:
+        if isinstance(entries, str | bytes | Mapping):
+            raise TypeError
+        return list(entries)  # type: ignore[call-overload]
+    except TypeError as error:  # a class, or an array without dimensions, only looks like an iterable
+        raise InputError(f"{name} must be a sequence of {kind}, not {shown(value)}.") from error
+
+
+def _plain(value: object) -> object:
+    """Arrays, series and scalars of numpy as Python's own lists and numbers."""
+    return value.tolist() if hasattr(value, "tolist") and not isinstance(value, type) else value
 
 
 def file_path(name: str, value: object, *, folder: bool = False) -> Path:

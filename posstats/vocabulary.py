@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from posstats.errors import InputError
 
-SCHEMA_VERSION = "2"
+SCHEMA_VERSION = "3"
 
 #: The four additive terms of log attention, in the order of the identity (docs/method.md, section 2).
 TERMS = ("relative", "mask", "sink", "redistribution")
@@ -113,9 +113,6 @@ VARIABLES = {
     "log_denominator_rest": Variable(
         (*_BLOCK, "query"), "nats", "log of the sum over visible keys j >= 1 of exp s[i, j]; -inf where there is none"
     ),
-    "logit_total": Variable(
-        (*_BLOCK, "offset"), "nats", "sum over the queries of logit as it is stored, NaN left out", dtype="float64"
-    ),
     "steady_logit": Variable(
         (*_BLOCK, "lag"),
         "nats",
@@ -203,6 +200,26 @@ VARIABLES = {
         "residual stream at the probe positions",
         optional=True,
     ),
+}
+
+#: Dims over which the totals of variables sum; a part of any other may be selected from a dump.
+_SUMMED = ("query", "lag", "key", "token", "hidden", "channel")
+
+
+def total_of(name: str) -> str:
+    """Return the name of the variable that holds the total of another."""
+    return f"{name}_total"
+
+
+VARIABLES |= {
+    total_of(name): Variable(
+        tuple(dim for dim in spec.dims if dim not in _SUMMED),
+        spec.units,
+        f"seal of {name}: the sum of its finite values, as they are stored",
+        optional=spec.optional,
+        dtype="float64",
+    )
+    for name, spec in VARIABLES.items()
 }
 
 #: Coordinates: name -> (dimension, units, long name).

@@ -9,6 +9,7 @@ import math
 import numpy as np
 import xarray as xr
 
+from posstats.dataset.seals import totals
 from posstats.vocabulary import COORDINATES, SCHEMA_VERSION, VARIABLES
 
 TERMS = ("relative", "mask", "sink", "redistribution")
@@ -332,7 +333,7 @@ def dump_dataset(conditions, documents, offsets, visible=None, learned_sink=None
     Returns
     -------
     xarray.Dataset
-        `ANALYSED_VARIABLES` and `logit_total` in the dump schema, float64.
+        `ANALYSED_VARIABLES` and their totals in the dump schema, float64.
     """
     brutes = [Brute(logits, documents, offsets, visible, learned_sink) for logits in conditions.values()]
     first = brutes[0]
@@ -360,7 +361,7 @@ def dump_dataset(conditions, documents, offsets, visible=None, learned_sink=None
             for d in range(brute.most[layer]):
                 data["steady_logit"][(*where, d)] = brute._steady_logit(n, layer, head, d)
                 data["steady_log_sum"][(*where, d)] = brute._steady_log_sum(n, layer, head, d + 1)
-    data["logit_total"] = np.nansum(data["logit"], axis=4)
+    data |= totals(data)
     values = {
         "condition": list(conditions),
         "sequence": np.arange(n_sequences),

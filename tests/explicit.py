@@ -47,7 +47,7 @@ def explicit_statistics(logits, visible, value, offsets, *, learned=None, anchor
         for column, d in enumerate(offsets):
             if i - d >= 1 and visible[i, i - d]:
                 logit[:, :, i, column] = logits[:, :, i, i - d]
-    found["logit"], found["logit_total"] = logit, np.nansum(logit, axis=-2)
+    found["logit"] = logit
 
     reference = evenly(quarter, 64, length)
     steady, sums = (np.full((batch, heads, half), np.nan) for _ in range(2))

@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 
 import posstats as ps
+from tests.sealed import sealed
 
 
 def synthetic(n=24, length=80, layers=2, heads=3, tokens=2, sequences_per_document=1, seed=0, window=None):
@@ -31,7 +32,7 @@ def synthetic(n=24, length=80, layers=2, heads=3, tokens=2, sequences_per_docume
     walk = rng.normal(size=(10 + tokens, *ds.trajectory.shape[2:]))
     ds["trajectory"].values[:] = walk[first] + 1e-7 * rng.normal(size=ds.trajectory.shape)
     ds["trajectory"].values[:, :, 0] = walk[first][:, :, 0]
-    return ds
+    return sealed(ds)
 
 
 def attention(ds, condition, sequence, layer, head):

@@ -1,9 +1,11 @@
-"""Datasets of which logits were changed on purpose, made to agree with themselves again."""
+"""Datasets of which numbers were changed on purpose, made to agree with themselves again."""
 
-import numpy as np
+from posstats.dataset.seals import totals
+from posstats.vocabulary import VARIABLES, total_of
 
 
 def sealed(ds):
-    """Give a dump the sums that its logits have at the recorded offsets."""
-    logit = ds.logit.transpose(*ds.logit_total.dims[:-1], "query", "offset").values
-    return ds.assign(logit_total=(ds.logit_total.dims, np.nansum(logit.astype(np.float64), axis=-2)))
+    """Give a dump the totals that its numbers have."""
+    there = [name for name in VARIABLES if name in ds and total_of(name) in VARIABLES]
+    sums = totals({name: ds[name].transpose(*VARIABLES[name].dims).values for name in there})
+    return ds.assign({name: (VARIABLES[name].dims, values) for name, values in sums.items()})

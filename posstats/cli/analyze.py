@@ -70,9 +70,9 @@ def analyze(
     with posstats dump --scheduler first.
     """
     from posstats.execution.cluster import scheduler as scheduler_at
+    from posstats.results.table import to_text
     from posstats.study.analysis import closing_tables, run_analyses
     from posstats.study.recording import estimate_dumps, record_dumps
-    from posstats.tables.table import to_text
 
     settings, paths, folder = asked(dumps, config, profile, model, bos_token, results)
     wanted = {} if dumps else {paths[name]: entry for name, entry in settings.dumps.items()}

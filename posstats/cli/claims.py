@@ -64,7 +64,7 @@ def claims(
     """  # fmt: skip
     from posstats.dataset.store import open_dump
     from posstats.ledger.claims import claims as ledger_of
-    from posstats.tables.table import table_of, to_csv, write_table
+    from posstats.results.table import table_of, to_csv, write_table
 
     if as_json and csv:
         raise InputError("give --json or --csv, not both")
@@ -84,7 +84,7 @@ def claims(
 
 def _text(result: ClaimsResult) -> str:
     """A table per ledger, narrow enough for a terminal, and what all of them rest on."""
-    from posstats.tables.table import Table, table_of, to_text
+    from posstats.results.table import Table, table_of, to_text
 
     whole = table_of(result)
     parts = []

@@ -15,7 +15,7 @@ import xarray as xr
 from dask.local import get_sync
 from dask.utils import parse_bytes
 
-from posstats.dataset.door import RECORDED, check_seal, check_sink
+from posstats.dataset.door import RECORDED, check_sink
 from posstats.dataset.terms import document_codes
 from posstats.errors import InputError
 from posstats.stats.pair_products.components import LayerField
@@ -155,7 +155,6 @@ def _field(layer: xr.Dataset) -> LayerField:
     codes, _ = document_codes(layer)
     loaded = read(layer)
     recorded = {name: loaded[name].values for name in RECORDED}
-    check_seal(loaded, recorded["logit"], recorded["logit_total"])
     check_sink(recorded["sink_logit"], loaded.visible_keys.values)
     return LayerField.of(
         recorded,

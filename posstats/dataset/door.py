@@ -11,12 +11,15 @@ import xarray as xr
 from dask.local import get_sync
 
 from posstats.arguments import items, labels, shown
+from posstats.dataset.seals import check_seals, check_unpacked
 from posstats.errors import InputError, NumericalError
-from posstats.vocabulary import COORDINATES, LOG_ATTENTION, VARIABLES
+from posstats.vocabulary import COORDINATES, LOG_ATTENTION, VARIABLES, total_of
 
 #: What every estimate of position is made of, per head, and all of it: terms keep it beside them.
-RECORDED = ("logit", "sink_logit", "log_denominator_rest", "logit_total", "steady_logit", "steady_log_sum")
+RECORDED = ("logit", "sink_logit", "log_denominator_rest", "steady_logit", "steady_log_sum")
 DUMP = (*RECORDED, "visible_keys", "learned_sink")
+#: The same with their totals.
+SEALED = (*DUMP, *map(total_of, DUMP))
 #: What rounding may do, per number format of the model: to a trajectory (relative), to an attention, to terms in nats,
 #: and to sums relative to what is summed (docs/method.md, section 7).
 TOLERANCES = {"float64": 1e-9, "float32": 1e-4, "float16": 1e-2, "bfloat16": 8e-2}
@@ -44,13 +47,21 @@ def whole_dump(data: object, names: Sequence[str] = (), what: str = "This estima
     do not agree with each other.
     """
     data = _dataset(data)
-    if missing := [name for name in dict.fromkeys((*names, *DUMP)) if name not in data]:
+    check_unpacked(data, "This dataset")
+    # What some dumps lack may have been added by hand, without a total.
+    totals = [total_of(name) for name in (*DUMP, *names) if name in VARIABLES and not VARIABLES[name].optional]
+    if missing := [name for name in dict.fromkeys((*names, *DUMP, *totals)) if name not in data]:
         raise InputError(
             f"{what}, and this dataset lacks {', '.join(missing)}. Pass what open_dump(path) returns, not terms; a "
             "dump of an earlier version must be dumped again."
         )
-    data = _checked(data, (*DUMP, *names, *(["token_id"] if "token_id" in data else [])))
-    _check_first(data)
+    needed = dict.fromkeys((*DUMP, *names, *(["token_id"] if "token_id" in data else [])))
+    data = _checked(data, tuple(needed))
+    # Numbers that are their own totals are few: all are looked at, though they be read only where they are.
+    alone = [name for name in VARIABLES if name in data and VARIABLES[name].dims == _DIMS.get(total_of(name))]
+    data = check_seals(data, [name for name in needed | dict.fromkeys(alone) if total_of(name) in VARIABLES])
+    tolerance_of(data)
+    _check_first(data, list(needed))
     return data
 
 
@@ -87,23 +98,6 @@ def tolerance_of(data: xr.Dataset) -> tuple[str, float]:
     if dtype not in TOLERANCES:
         raise InputError(f"The dump says its model computed in {dtype!r}, not in one of {', '.join(TOLERANCES)}.")
     return dtype, TOLERANCES[dtype]
-
-
-def check_seal(data: xr.Dataset, logit: np.ndarray, sums: np.ndarray) -> None:
-    """Raise NumericalError where recorded sums do not agree with the logits: they belong to other queries or numbers.
-
-    `logit` (..., query, offset) is NaN where a key is not an ordinary visible one; `sums` (..., offset) are over all
-    queries; `data`, to which both belong, tells the number format of its model.
-    """
-    seen = np.where(np.isnan(logit), 0.0, logit.astype(np.float64))
-    size = np.abs(seen).sum(axis=-2)
-    with np.errstate(invalid="ignore"):  # infinite logits are refused by themselves
-        off = np.abs(seen.sum(axis=-2) - sums)
-    if not (off <= tolerance_of(data)[1] * (1 + size)).all() and np.isfinite(size).all():
-        raise NumericalError(
-            "The logits of this dataset do not add up to the sums recorded with them: it holds a part of the queries, "
-            "or numbers that were packed, filled in or changed. Pass what open_dump(path) returns, all queries of it."
-        )
 
 
 def check_sink(sink_logit: np.ndarray, visible: np.ndarray) -> None:
@@ -220,14 +214,11 @@ def _repeated(values: np.ndarray) -> list[object]:
     return [label for label in dict.fromkeys(there) if there.count(label) > 1]
 
 
-def _check_first(data: xr.Dataset) -> None:
-    """Check the seal of the first head; every block that is read has its own checked (:mod:`posstats.dataset.blocks`).
+def _check_first(data: xr.Dataset, names: list[str]) -> None:
+    """Check the seals of what lies first of a dataset that is not in memory; all that is read has its own checked.
 
-    It holds for functions too that read no logits.
+    It holds for functions too that read little.
     """
-    names = ["logit", "logit_total", "sink_logit", "visible_keys"]
-    first = data[names].isel(condition=0, layer=0, head=0, missing_dims="ignore")
+    first = data[names].isel(condition=0, layer=0, head=0, depth=0, missing_dims="ignore")
     first = first.compute(scheduler=get_sync)  # in this thread: a cluster that is at hand may have no worker yet
-    logit, sums = first.logit.transpose("sequence", "query", "offset"), first.logit_total.transpose(..., "offset")
-    check_seal(data, logit.values, sums.values)
     check_sink(first.sink_logit.transpose(..., "query").values, first.visible_keys.values)

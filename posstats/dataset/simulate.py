@@ -1,6 +1,6 @@
 """Synthetic dumps with known truth, to rehearse a design before a model is run."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
@@ -9,7 +9,8 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from posstats.arguments import items, labels, number, shown, text, whole_number
+from posstats.arguments import items, labels, number, several, shown, text, whole_number
+from posstats.dataset.seals import totals
 from posstats.errors import InputError
 from posstats.stats.synthetic.design import Design, Effects, Noise, Truth, expected_terms
 from posstats.stats.synthetic.simulate import Recorded, simulate_stream, simulate_terms
@@ -72,6 +73,7 @@ def recorded_dataset(
     labels |= coordinates or {}
     values = {name: getattr(recorded, name) for name in VARIABLES if hasattr(recorded, name)}
     values |= arrays or {}
+    values |= totals(values)
     variables = dict(VARIABLES)
     if not np.isnan(recorded.steady_square).all():
         values["steady_square"], variables["steady_square"] = recorded.steady_square, STEADY_SQUARE
@@ -236,10 +238,6 @@ def simulate(
 
 def _windows(window: object) -> int | list[int | None] | None:
     """Whole numbers or None, a single one or one per layer."""
-    if window is None or isinstance(window, Integral):
-        return None if window is None else whole_number("window", window, 1)
-    if isinstance(window, str | Mapping) or not isinstance(window, Iterable):
-        raise InputError(
-            f"window must be a whole number or None, one for all layers or one per layer, not {shown(window)}."
-        )
-    return [None if one is None else whole_number("window", one, 1) for one in window]
+    each = several("window", [window] if window is None or isinstance(window, Integral) else window, "whole numbers")
+    checked = [None if one is None else whole_number("window", one, 1, _LARGEST) for one in each]
+    return checked[0] if window is None or isinstance(window, Integral) else checked

@@ -29,11 +29,12 @@ from dask.base import tokenize
 from dask.local import get_sync
 
 from posstats.arguments import file_path, shown, whole_number
+from posstats.dataset.seals import check_unpacked
 from posstats.dataset.storable import check_storable, storable_attributes
 from posstats.errors import DumpError, InputError
 from posstats.execution.files import replacing
 from posstats.execution.machine import available_processors
-from posstats.vocabulary import COORDINATES, SCHEMA_VERSION, VARIABLES
+from posstats.vocabulary import COORDINATES, SCHEMA_VERSION, VARIABLES, total_of
 
 #: Largest size of one HDF5 chunk before compression.
 CHUNK_BYTES = 2**21
@@ -207,8 +208,14 @@ def check_schema(dataset: xr.Dataset, name: str = "the dataset") -> None:
     for coordinate, (dim, _, _) in COORDINATES.items():
         if dim in dataset.dims and (coordinate not in dataset.coords or dataset[coordinate].dims != (dim,)):
             problems.append(f"the coordinate {coordinate} of dim {dim} is missing")
+    problems += [
+        f"the variable {total} is missing"
+        for total in (total_of(variable) for variable in VARIABLES if variable in dataset)
+        if total in VARIABLES and VARIABLES[total].optional and total not in dataset
+    ]
     if problems:
         raise DumpError(f"{name} is not a whole posstats dump: {'; '.join(problems)}")
+    check_unpacked(dataset, name)
 
 
 def write_dump(dataset: xr.Dataset, path: str | Path, *, workers: int | None = None) -> Path:

@@ -8,7 +8,7 @@ import xarray as xr
 from dask.local import get_sync
 
 from posstats.arguments import choice
-from posstats.dataset.door import DUMP, check_seal, check_sink, chosen, whole_dump
+from posstats.dataset.door import DUMP, SEALED, check_sink, chosen, whole_dump
 from posstats.dataset.parameters import explained
 from posstats.errors import DesignError, FewDocumentsWarning, InputError
 from posstats.stats.inference.documents import effective_documents
@@ -81,8 +81,7 @@ def decompose(
     recorded = ds.offset.values.astype(np.int64)
     own = reference == "sequence"
 
-    def one_head(logit, sink_logit, rest, total, steady_logit, log_sum, visible, learned):  # type: ignore[no-untyped-def]
-        check_seal(ds, logit, total)
+    def one_head(logit, sink_logit, rest, steady_logit, log_sum, visible, learned):  # type: ignore[no-untyped-def]
         check_sink(sink_logit, visible)
 
         def split(part: slice) -> list[np.ndarray]:
@@ -111,7 +110,7 @@ def decompose(
         one_head,
         *(_whole_along(ds[name], ("sequence", "query", "offset", "lag")) for name in DUMP),
         input_core_dims=[
-            [*per_query, "offset"], per_query, per_query, ["sequence", "offset"], per_lag, per_lag, ["query"], [],
+            [*per_query, "offset"], per_query, per_query, per_lag, per_lag, ["query"], [],
         ],
         output_core_dims=list(output.values()),
         vectorize=True,
@@ -120,7 +119,7 @@ def decompose(
         join="exact",
     )  # fmt: skip
     order_of_dims = ("condition", "sequence", "layer", "head", "query", "offset")
-    kept = [name for name in (*DUMP, "steady_square") if name in ds]
+    kept = [name for name in (*SEALED, "steady_square") if name in ds]
     terms = ds[kept].assign(dict(zip(output, arrays, strict=True)))
     terms = terms.assign_coords({name: ds[name] for name in ds.coords if set(ds[name].dims) <= set(terms.sizes)})
     for name in output:
@@ -155,20 +154,27 @@ def document_codes(terms: xr.Dataset) -> tuple[np.ndarray, int]:
 
 
 def repeated_documents_note(data: xr.Dataset) -> tuple[str, ...]:
-    """The note that documents call for whose tokens, in every sequence, are those of another document."""
-    if "token_id" not in data:
+    """The note that documents call for of which some sequence is one of another document.
+
+    Sequences are compared by their tokens, or by the totals of their denominators in data without tokens.
+    """
+    what, name = ("tokens", "token_id") if "token_id" in data else ("numbers", "log_denominator_rest_total")
+    if name not in data:
         return ()
     names = np.atleast_1d(data.condition.values).tolist()
     one = select_condition(data, BASELINE if BASELINE in names else names[0])
     # In this thread, as all that is little: a cluster that is at hand may have no worker yet.
-    tokens = one.token_id.transpose("sequence", "token").compute(scheduler=get_sync)
-    documents: dict[str, set[bytes]] = {}
-    for document, row in zip(data.document.values.tolist(), np.ascontiguousarray(tokens.values), strict=True):
-        documents.setdefault(document, set()).add(row.tobytes())
-    repeated = len(documents) - len(set(map(frozenset, documents.values())))
+    rows = one[name].transpose("sequence", ...).compute(scheduler=get_sync).values
+    documents = data.document.values.tolist()
+    first: dict[bytes, object] = {}
+    repeated = {
+        document
+        for document, row in zip(documents, map(np.ndarray.tobytes, rows), strict=True)
+        if first.setdefault(row, document) != document
+    }
     if not repeated:
         return ()
-    text = f"{repeated} of {len(documents)} documents have the tokens of another: they are not independent"
+    text = f"{len(repeated)} of {len(set(documents))} documents have the {what} of another: they are not independent"
     return (Note(text, "design"),)
 
 

@@ -14,7 +14,13 @@ from posstats.arguments import choice, whole_number
 from posstats.dataset.blocks import Block, read
 from posstats.dataset.door import check_depths, chosen, whole_dump
 from posstats.dataset.parameters import explained
-from posstats.dataset.terms import check_offsets_visible, document_codes, document_settings, few_documents
+from posstats.dataset.terms import (
+    check_offsets_visible,
+    document_codes,
+    document_settings,
+    few_documents,
+    repeated_documents_note,
+)
 from posstats.errors import DesignError, InputError
 from posstats.estimators.rows import ROUNDING, adjusted, conditions
 from posstats.execution.parallel import side_by_side
@@ -249,7 +255,7 @@ class _Design:
         data = chosen(chosen(data, "offset", offsets), "layer", layers)
         check_offsets_visible(data)
         codes, _ = document_codes(data)
-        notes = few_documents(codes)
+        notes = few_documents(codes) + repeated_documents_note(data)
         settings = document_settings(codes) | {
             "offsets": tuple(data.offset.values.tolist()),
             "features": features,

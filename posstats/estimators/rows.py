@@ -81,7 +81,7 @@ class Documents:
         `pairs` says whether the estimand is made of pairs of documents.
         """
         code, n_documents = document_codes(data)
-        notes = few_documents(code)
+        notes = few_documents(code) + repeated_documents_note(data)
         settings = document_settings(code)
         method = inference.corrected if pairs else inference.interval
         settings |= {name: value for name, value in inference.settings(method).items() if name != "n_permutations"}

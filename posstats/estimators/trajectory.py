@@ -119,9 +119,10 @@ def trajectory(
     [True, True, True]
     """
     inference = Inference(level, method, n_resamples, n_permutations, adjust, seed)
-    epsilon, n_folds = fraction("epsilon", epsilon), whole_number("n_folds", n_folds, FEWEST_FOLDS)
+    epsilon = fraction("epsilon", epsilon)
     data = whole_dump(data, ("trajectory", "trajectory_departure"), "Trajectories read a dump")
     design = Documents.of(data, inference, pairs=True)
+    n_folds = whole_number("n_folds", n_folds, FEWEST_FOLDS, len(design.sequences))
     dtype, tolerance = tolerance_of(data)
     rows: list[dict[str, object]] = []
     for name, one in conditions(data):

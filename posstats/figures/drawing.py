@@ -6,14 +6,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import ScaledTranslation
 from numpy.typing import NDArray
 
-from posstats.arguments import shown
-from posstats.errors import InputError
 from posstats.results.base import Result
+from posstats.results.forest import axes_of as axes_of
 
 #: Okabe and Ito's palette, told apart with any colour vision; yellow left out (too faint for lines on white).
 COLOURS = ("#000000", "#D55E00", "#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
@@ -22,13 +20,6 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 GREY = "0.55"
 #: Inches from the x axis to a legend below it: tick labels and the label of the axis lie between.
 _BELOW = 0.48
-
-
-def axes_of(ax: Axes | None, size: tuple[float, float]) -> Axes:
-    """The axes given, or those of a new figure of a size in inches that no pyplot state knows about."""
-    if ax is not None and not isinstance(ax, Axes):
-        raise InputError(f"ax must be axes of matplotlib, or None for a figure of its own, not {shown(ax)}.")
-    return Figure(figsize=size, layout="constrained").add_subplot() if ax is None else ax
 
 
 def level_of(result: Result) -> float:

@@ -15,10 +15,10 @@ from typing import Any
 
 from posstats.dataset.store import open_dump
 from posstats.errors import InputError
+from posstats.results.table import Table, contents_of
 from posstats.study.analysis import changes
 from posstats.study.config import AnalysisConfig
 from posstats.tables.headline import HEADLINE
-from posstats.tables.table import Table, contents_of
 
 logger = logging.getLogger(__name__)
 
@@ -198,13 +198,13 @@ def outdated_answers(config: AnalysisConfig, dumps: Mapping[str, Path], folder: 
 
 
 def read_table(folder: Path, name: str) -> WrittenTable:
-    """Read a table that :func:`posstats.tables.table.write_table` wrote, by its file name without ending.
+    """Read a table that :func:`posstats.results.table.write_table` wrote, by its file name without ending.
 
     Raises InputError if its JSON cannot be read or is not of a table.
 
     >>> import tempfile
     >>> import pandas as pd
-    >>> from posstats.tables.table import Table, write_table
+    >>> from posstats.results.table import Table, write_table
     >>> frame = pd.DataFrame({"layer": [0], "estimate": [2 / 3], "low": [0.5], "high": [0.75]})
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     _ = write_table(Table(frame, "Example", {"estimate": "nats"}), folder, "example")

@@ -1,8 +1,8 @@
 """Result objects: one tidy table each, which feeds data frame, dataset, text and HTML, and checks its arithmetic."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from html import escape
 from numbers import Integral
 from typing import TYPE_CHECKING, ClassVar, Self
@@ -12,7 +12,7 @@ import pandas as pd
 import xarray as xr
 from numpy.typing import NDArray
 
-from posstats.arguments import shown, whole_number
+from posstats.arguments import labels, several, shown, text, whole_number
 from posstats.errors import InputError, NumericalError
 from posstats.results.cells import View, unit_text, view_of
 from posstats.results.columns import COLUMNS
@@ -20,7 +20,10 @@ from posstats.stats.inference.options import INTERVAL_METHODS
 from posstats.vocabulary import RESIDUAL, RESIDUAL_TERMS, TERMS
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from statsmodels.regression.linear_model import RegressionResultsWrapper
+
+    from posstats.results.table import Table
 
 #: Columns that say which estimate a row is.
 KEYS = ("condition", "contrast", "layer", "head", "queries", "offset", "term")
@@ -148,9 +151,10 @@ class Result:
             if name not in self.keys:
                 raise InputError(f"{self.title} has no key column {name!r}; it has {', '.join(self.keys)}.")
             there = pd.unique(self.table[name]).tolist()
-            values = list(value) if isinstance(value, list | tuple | np.ndarray) else [value]
-            if absent := [one for one in values if one not in there]:
-                raise InputError(f"{self.title} has no {name} {absent[0]!r}; it has {', '.join(map(str, there))}.")
+            single = isinstance(value, str) or not isinstance(value, Iterable)
+            values = [value] if single else several(name, value, "labels")
+            if absent := [one for one in values if not any(_same(one, label) for label in there)]:
+                raise InputError(f"{self.title} has no {name} {shown(absent[0])}; it has {', '.join(map(str, there))}.")
             rows = rows[rows[name].isin(values)]
         if rows.empty:
             raise InputError(f"{self.title}: {where} selects no row.")
@@ -186,6 +190,89 @@ class Result:
         rows = whole_number("rows", rows)
         return "\n".join([self._heading(), self._view(rows).text(), *self._below(rows)])
 
+    def to_markdown(self, *, columns: Sequence[str] | None = None, where: Mapping[str, object] | None = None) -> str:
+        """Return the table as Markdown, with units and footnotes; `columns` and `where` as in :meth:`to_latex`."""
+        from posstats.results.table import to_markdown
+
+        return to_markdown(self._chosen(columns, where))
+
+    def to_latex(
+        self,
+        label: str = "",
+        *,
+        columns: Sequence[str] | None = None,
+        where: Mapping[str, object] | None = None,
+        caption: str | None = None,
+    ) -> str:
+        r"""Return the table as LaTeX for booktabs, everything escaped.
+
+        Parameters
+        ----------
+        label : str
+            Label for ``\ref``, without the leading ``tab:``.
+        columns : sequence of str, optional
+            Columns of the table, in this order; all of them by default.
+        where : mapping, optional
+            Key column -> the value, or a list of values, of the rows to write, as :meth:`sel` takes them.
+        caption : str, optional
+            The title of the result by default.
+
+        Returns
+        -------
+        str
+
+        Raises
+        ------
+        InputError
+            If a column is not there or is given twice, or no row is selected.
+
+        Examples
+        --------
+        >>> import posstats as ps
+        >>> result = ps.shares(ps.simulate(n=30, length=32, seed=0).dataset, octaves=False)
+        >>> text = result.to_latex(columns=["term", "estimate", "low", "high"], where={"term": "mask"}, caption="Mask")
+        >>> [line for line in text.splitlines() if line.startswith(("term", r"\caption"))]
+        ['\\caption{Mask}', 'term & estimate & 95\\% interval \\\\']
+        """
+        from posstats.results.table import to_latex
+
+        table = self._chosen(columns, where)
+        return to_latex(table if caption is None else replace(table, title=text("caption", caption)), label)
+
+    def plot(self, ax: "Axes | None" = None, label: str | None = None) -> "Axes":
+        """Draw the estimates with their intervals, one row below the other in the order of the table.
+
+        Parameters
+        ----------
+        ax : matplotlib.axes.Axes, optional
+            Axes to draw into, a result beside another for example; a new figure by default.
+        label : str, optional
+            Name of this result in the legend.
+
+        Returns
+        -------
+        matplotlib.axes.Axes
+
+        Raises
+        ------
+        InputError
+            If there is no row, or there are more than 200, or an argument is of another type.
+        """
+        from posstats.results.forest import forest
+
+        return forest(self, ax, label)
+
+    def _chosen(self, columns: Sequence[str] | None, where: Mapping[str, object] | None) -> "Table":
+        """Some rows and columns as a table."""
+        from posstats.results.table import table_of
+
+        if not isinstance(where, Mapping | None):
+            raise InputError(f"where must map key columns to values, not {shown(where)}.")
+        table = table_of(self.sel(**{text("where", name): value for name, value in (where or {}).items()}))
+        names = labels("columns", columns, table.frame.columns.tolist(), "text")
+        units = {name: unit for name, unit in table.units.items() if name in names}
+        return replace(table, frame=table.frame[names], units=units)
+
     def __repr__(self) -> str:
         return self.summary()
 
@@ -217,6 +304,12 @@ def check_result(result: object, kind: type[Result], of: str) -> None:
     """Raise InputError unless a result is of the kind that a function takes; `of` says what returns it."""
     if not isinstance(result, kind):
         raise InputError(f"This takes the {kind.__name__} that {of} returns, not {shown(result)}.")
+
+
+def _same(value: object, label: object) -> bool:
+    """Whether a value is a label of a table; True is not 1."""
+    alike = isinstance(value, bool | np.bool_) == isinstance(label, bool | np.bool_)
+    return alike and np.isscalar(value) and bool(value == label)
 
 
 def _plain(values: NDArray[np.object_]) -> NDArray[np.generic]:

@@ -29,11 +29,11 @@ from posstats.execution.parallel import in_processes
 from posstats.execution.progress import progress
 from posstats.execution.provenance import code_digest, file_digest
 from posstats.figures.leakage import save_figure
+from posstats.results.table import Table, to_json, to_text, write_table
 from posstats.stats.inference.options import Inference
 from posstats.study.config import AnalysisConfig
 from posstats.study.findings import Findings, Quantity
 from posstats.tables.headline import HEADLINE, headline_table
-from posstats.tables.table import Table, to_json, to_text, write_table
 from posstats.vocabulary import BASELINE
 
 logger = logging.getLogger(__name__)

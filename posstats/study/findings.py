@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 
 from posstats.errors import InputError
 from posstats.results.base import Result
-from posstats.tables.table import Table
+from posstats.results.table import Table
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from posstats.dataset.comparable import model_of
 from posstats.dataset.store import open_dump
 from posstats.dataset.terms import few_documents_note, repeated_documents_note
 from posstats.results.cells import model_name
-from posstats.tables.table import Table
+from posstats.results.table import Table
 from posstats.vocabulary import Note
 
 #: Name of its files, without ending.

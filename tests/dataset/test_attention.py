@@ -116,3 +116,14 @@ def test_attention_of_0_between_visible_keys_is_refused(logits):
 def test_options_are_checked(logits, options, words):
     with pytest.raises(InputError, match=words):
         ps.from_attention(weights_of(logits)[:, None], **({"offsets": OFFSETS} | options))
+
+
+def test_recordings_under_new_names_are_noted():
+    rng = np.random.default_rng(0)
+    weights = np.tril(rng.uniform(0.1, 1, size=(24, 1, 2, 16, 16)))
+    weights /= weights.sum(-1, keepdims=True)
+    quick = {"offsets": (0, 1), "document": [f"d{n}" for n in range(24)]}
+    assert not [note for note in ps.leakage(ps.from_attention(weights, **quick)).notes if "independent" in note]
+    weights[12:15] = weights[:3]
+    note = "3 of 24 documents have the numbers of another: they are not independent"
+    assert [one for one in ps.leakage(ps.from_attention(weights, **quick)).notes if "independent" in one] == [note]

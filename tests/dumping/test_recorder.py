@@ -63,7 +63,6 @@ class TestRecorder:
             record = recorder.record(embed(llama, ids(4)), torch.arange(4)[None])
         assert np.isneginf(record.log_denominator_rest[..., 0]).all()
         assert np.isnan(record.logit[..., 0, :]).all()
-        np.testing.assert_array_equal(record.logit_total, np.nansum(record.logit.astype(float), axis=-2))
         assert np.isfinite(record.steady_log_sum).all()
         assert np.isfinite(record.sink_logit).all()
         assert np.isnan(record.attention_received).all()

@@ -281,7 +281,7 @@ class TestRefusals:
     def test_nan_is_not_taken_for_a_window(self, dump, name):
         broken = dump.copy(deep=True)
         broken[name][0, 2, 1, 0, 10] = np.nan
-        refused(NumericalError, "must be finite", decode, broken)
+        refused(NumericalError, "must be finite", decode, sealed(broken))
 
     def test_results_refuse_parts_that_miss_the_whole(self, dump):
         result = decode(dump)

@@ -10,6 +10,7 @@ from posstats.estimators.earlier_metrics import TRAPS, earlier_metrics, trap_tab
 from posstats.stats.synthetic.design import Effects
 from tests import brute
 from tests.refused import refused
+from tests.sealed import sealed
 
 OFFSETS, LENGTH = (0, 1, 4), 40
 TERMS = ("mask", "sink", "redistribution", "residual")
@@ -27,7 +28,7 @@ def dump():
     ds["trajectory"] *= 0.1
     ds["trajectory"][0, 3:, 1, 2] = -500.0  # massive in the stream that layer 1 reads, in most sequences
     ds["residual_norm"][0, :, 1, 0] = 500.0
-    return ds
+    return sealed(ds)
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +118,7 @@ def test_constant_logits_are_noted():
     assert row.note == ""
     stream = ds[["trajectory", "residual_norm"]]
     ds = brute.dump_dataset({"baseline": np.zeros((8, 1, 2, LENGTH, LENGTH))}, list(range(8)), OFFSETS)
-    ds = ds.assign({name: stream[name] for name in stream})
+    ds = sealed(ds.assign({name: stream[name] for name in stream}))
     row = earlier_metrics(ds, n_resamples=99).table.iloc[0]
     assert np.isnan(row.linear_delta_r2)
     assert np.isnan(row.diagonal_fraction)

@@ -431,7 +431,7 @@ class TestRefusals:
         broken = dump.copy(deep=True)
         broken.sink_logit[0, 2, 1, 0, 10] = np.inf
         with pytest.raises(NumericalError, match="infinite"):
-            ps.leakage(broken)
+            ps.leakage(sealed(broken))
 
     def test_offset_outside_the_window(self):
         ds = brute.dump_dataset({"baseline": logits(1)}, DOCUMENTS, OFFSETS, visible=brute.causal(LENGTH, window=3))

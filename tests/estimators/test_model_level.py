@@ -11,6 +11,7 @@ from posstats.stats.synthetic.design import Effects, Noise
 from tests import brute
 from tests.estimators.test_leakage import LENGTH, OFFSETS
 from tests.refused import refused
+from tests.sealed import sealed
 
 pytestmark = pytest.mark.filterwarnings("ignore::posstats.errors.FewDocumentsWarning")
 DOCUMENTS = ["a", "b", "b", "c", "d", "e", "f", "g", "h"]
@@ -183,7 +184,7 @@ def test_heads_without_leakage_are_excluded_and_counted():
     ds = ps.simulate(n=30, layers=4, heads=3, length=96, seed=3).dataset
     for name in ("logit", "sink_logit", "log_denominator_rest", "steady_logit", "steady_log_sum"):
         ds[name] = ds[name].where(ds["head"] != 2, flat[name])
-    result = model_level(ds)
+    result = model_level(sealed(ds))
     row = result.table.iloc[0]
     heads = by_layer_and_head(result)
     assert heads.xs(2, level="head").estimate.isna().all()

@@ -21,7 +21,7 @@ def ds():
     ds = position0.synthetic(n=24, length=72, layers=3)
     for name, by in (("bos=token:7", 1.5), (f"{T}7@1", 0.7)):
         ds["sink_logit"].loc[{"condition": name, "head": 0}] -= by
-    return ds
+    return sealed(ds)
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +142,7 @@ class TestResult:
         same = ds.copy(deep=True)
         for name in ("logit", "sink_logit", "log_denominator_rest", "steady_logit", "steady_log_sum"):
             same[name].values[:] = same[name].values[:1]
-        table = ps.readers(same).table
+        table = ps.readers(sealed(same)).table
         rows = table[table.quantity != "ratio"]
         assert (rows.estimate.abs() < 1e-24).all()
         assert (rows.p == 1).all()

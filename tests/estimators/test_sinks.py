@@ -10,6 +10,7 @@ from posstats.stats.inference.multiplicity import adjust
 from posstats.stats.position0 import late_attention
 from tests import constructed, position0
 from tests.refused import refused
+from tests.sealed import sealed
 
 CONDITIONS = ["baseline", "bos=none", "bos=token:5", "bos@8", "bos@20", "shift=3"]
 
@@ -116,7 +117,7 @@ class TestEdges:
         same = ds.copy(deep=True)
         for name in ("sink_logit", "log_denominator_rest"):
             same[name].values[:] = same[name].values[:, :1]
-        row = ps.sinks(same).table.iloc[0]
+        row = ps.sinks(sealed(same)).table.iloc[0]
         assert row.p == pytest.approx(2 * 0.5**24)
         assert row[["se", "low", "high"]].isna().all()
         assert "sign test" in row.note
@@ -125,7 +126,7 @@ class TestEdges:
     def test_not_finite(self, ds):
         broken = ds.copy(deep=True)
         broken["sink_logit"].values[0, 0, 0, 0, 20] = np.nan
-        refused(NumericalError, "sink_logit must be a number", ps.sinks, broken)
+        refused(NumericalError, "sink_logit must be a number", ps.sinks, sealed(broken))
 
     def test_bad_input(self, ds):
         refused(DesignError, "i >= 16", ps.sinks, position0.synthetic(length=16))
@@ -179,7 +180,7 @@ class TestContrasts:
         far = ds.copy(deep=True)
         for name in ("anchor_attention", "anchor_sink_attention"):
             far[name].values[:] = np.nan
-        row = ps.sinks(far).contrasts.table.query("contrast == 'bos_minus_position0'").iloc[0]
+        row = ps.sinks(sealed(far)).contrasts.table.query("contrast == 'bos_minus_position0'").iloc[0]
         assert np.isnan(row.estimate)
         assert "16 or more behind" in row.note
 
@@ -187,7 +188,11 @@ class TestContrasts:
         same = ds.copy(deep=True)
         for name in ("sink_logit", "log_denominator_rest"):
             same[name].loc[{"condition": "bos@4"}] = same[name].sel(condition="baseline").values
-        row = ps.sinks(same).contrasts.table.query("condition == 'bos@4' and contrast == 'minus_baseline'").iloc[0]
+        row = (
+            ps.sinks(sealed(same))
+            .contrasts.table.query("condition == 'bos@4' and contrast == 'minus_baseline'")
+            .iloc[0]
+        )
         assert (row.estimate, row.p) == (0, 1)
         assert row.note == "no difference beyond rounding"
 

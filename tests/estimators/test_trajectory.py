@@ -12,6 +12,7 @@ from posstats.stats.decoding.identification import Identifier, binomial_limits
 from posstats.stats.position0 import relative_distances
 from tests import constructed, position0
 from tests.refused import refused
+from tests.sealed import sealed
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +74,7 @@ class TestDistances:
         own = ds.copy(deep=True)
         rng = np.random.default_rng(0)
         own["trajectory"].loc[{"condition": "bos@4"}] = rng.normal(size=own.trajectory.shape[1:])
-        table = ps.trajectory(own, n_permutations=9).table
+        table = ps.trajectory(sealed(own), n_permutations=9).table
         assert set(table[table.condition == "bos@4"].quantity) == {"departure", "between"}
 
     def test_near_vectors_keep_their_digits(self):
@@ -104,13 +105,13 @@ class TestClosedness:
     def test_one_sequence_that_leaks_is_enough(self, ds):
         leaky = ds.isel(condition=[0]).copy(deep=True).assign_attrs(dtype="float32")
         leaky["trajectory_departure"].values[0, 5, 2] = 2e-4
-        rows = ps.trajectory(leaky).table.query("quantity == 'departure'").set_index("depth")
+        rows = ps.trajectory(sealed(leaky)).table.query("quantity == 'departure'").set_index("depth")
         assert rows.holds.tolist() == [True, True, False]
 
     def test_undefined_departure(self, ds):
         undefined = ds.isel(condition=[0]).copy(deep=True)
         undefined["trajectory_departure"].values[0, :, 0] = np.nan
-        row = ps.trajectory(undefined).table.query("quantity == 'departure'").iloc[0]
+        row = ps.trajectory(sealed(undefined)).table.query("quantity == 'departure'").iloc[0]
         assert np.isnan(row.estimate)
         assert "zero vector" in row.note
 
@@ -206,12 +207,12 @@ class TestIdentification:
     def test_not_finite(self, ds):
         broken = ds.copy(deep=True)
         broken["head_output"].values[1, 0, 0, 0, 0] = np.nan
-        refused(NumericalError, "pass on", ps.trajectory, broken)
+        refused(NumericalError, "pass on", ps.trajectory, sealed(broken))
 
     def test_one_token_per_document(self):
         ds = position0.synthetic(n=24, tokens=3, sequences_per_document=2)
         ds["token_id"].values[1, 0, 0] += 1
-        refused(DesignError, "one per document", ps.trajectory, ds)
+        refused(DesignError, "one per document", ps.trajectory, sealed(ds))
 
     def test_tokens_of_single_documents(self):
         refused(DesignError, "two documents each", ps.trajectory, position0.synthetic(n=24, tokens=20))

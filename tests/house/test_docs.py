@@ -10,15 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import typer
-import xarray as xr
 
 import posstats as ps
 from posstats.cli.app import app
 from posstats.dataset import terms as labelled
+from posstats.dataset.simulate import recorded_dataset
 from posstats.dataset.store import write_dump
 from posstats.estimators import position_tests as positions
 from posstats.report.methods import citation
 from posstats.results import position0 as results_position0
+from posstats.results import table as tables
 from posstats.results.base import LeakageResult, MagnitudeResult, PositionResult, RemovalResult, Result, ShareResult
 from posstats.results.columns import COLUMNS
 from posstats.results.comparison import ModelLevelResult, ModelSlopeResult, WideResult
@@ -26,7 +27,6 @@ from posstats.results.decoding import DecodingResult, DiscriminationResult
 from posstats.stats.inference import multiplicity
 from posstats.stats.inference.options import DEFAULT_METHODS, INTERVAL_METHODS
 from posstats.stats.synthetic.simulate import explicit_logits, record_logits
-from posstats.tables import table as tables
 from posstats.vocabulary import CONDITIONS, LOG_ATTENTION, RESIDUAL, TERMS, VARIABLES
 
 ROOT = Path(__file__).parents[2]
@@ -237,11 +237,7 @@ class TestMethod:
     def test_content_gap(self, sigma):
         logits = explicit_logits(64, 400, relative=np.zeros(64), noise=sigma, seed=1)
         recorded = record_logits({"baseline": logits}, (0, 1, 2, 4, 8, 16))
-        names = [name for name in VARIABLES if hasattr(recorded, name) and name != "sink_output_fraction"]
-        coordinates = {"condition": ["baseline"], "offset": list(recorded.offsets), "layer": [0], "head": [0]}
-        coordinates |= {"query": np.arange(64), "lag": np.arange(64), "sequence": np.arange(400)}
-        ds = xr.Dataset({name: (VARIABLES[name].dims, getattr(recorded, name)) for name in names}, coordinates)
-        ds = ds.assign_coords(document=("sequence", recorded.document))
+        ds = recorded_dataset(recorded, 64, {})
         row = ps.shares(ds, octaves=False, n_resamples=99).table.set_index("term").loc["mask"]
         assert f"| {sigma:g} | {row.estimate:.3f} ± {row.se:.3f} |" in read("docs/method.md")
 

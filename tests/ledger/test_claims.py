@@ -11,9 +11,9 @@ from posstats import figures
 from posstats.dataset.store import write_dump
 from posstats.errors import DesignError, InputError, NumericalError
 from posstats.results.claims import ClaimsResult
+from posstats.results.table import table_of, to_csv, to_latex, to_markdown
 from posstats.results.verdicts import CRITERIA, Evidence, Rule, combined, verdict
 from posstats.stats.synthetic.design import Effects, Noise
-from posstats.tables.table import table_of, to_csv, to_latex, to_markdown
 from tests.refused import refused
 from tests.sealed import sealed
 
@@ -194,7 +194,7 @@ class TestKnownAnswers:
 
     def test_without_sink_reading_heads_nothing_that_asks_about_them_is_testable(self):
         ds = world()
-        ledger = ps.claims(ds.assign(sink_logit=ds.sink_logit - 20.0), **QUICK)
+        ledger = ps.claims(sealed(ds.assign(sink_logit=ds.sink_logit - 20.0)), **QUICK)
         assert set(rows(ledger, "C5", "b").verdict) == set(rows(ledger, "C8", "a").verdict) == {N}
         whole = rows(ledger, "C5", "claim").iloc[0]
         assert whole.verdict == C

@@ -21,11 +21,11 @@ from posstats.report.heads import heads_html
 from posstats.report.page import write_report
 from posstats.report.reading import read_results, read_table
 from posstats.results.cells import significant
+from posstats.results.table import write_table
 from posstats.stats.inference.options import Inference
 from posstats.study import analysis
 from posstats.study.analysis import run_analyses
 from posstats.study.config import AnalysesConfig, AnalysisConfig
-from posstats.tables.table import write_table
 from tests.processes import in_this_process
 from tests.refused import refused
 
@@ -301,7 +301,7 @@ def test_dumps_and_tables_of_any_name(tmp_path, monkeypatch):
     for question in ("mine", "other"):
         (tmp_path / f"{question}.py").write_text(
             "import pandas as pd\nfrom posstats.study.findings import Findings, Quantity\n"
-            "from posstats.tables.table import Table\n"
+            "from posstats.results.table import Table\n"
             "def analyse(ds, inference):\n"
             f"    frame = pd.DataFrame({{'layer': [0, 1], 'estimate': [0.25, 0.5]}})\n"
             f"    table = Table(frame, 'Of {question}: C_{{ij}}', notes=('p: of {{x}}.',))\n"

@@ -25,7 +25,7 @@ HOSTILE = (
 QUESTION = f"""
 import pandas as pd
 from posstats.study.findings import Findings, Quantity
-from posstats.tables.table import Table
+from posstats.results.table import Table
 
 def analyse(ds, inference):
     names = {HOSTILE!r}

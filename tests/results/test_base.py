@@ -11,6 +11,7 @@ from posstats.errors import InputError
 from posstats.results.base import LeakageResult
 from posstats.results.claims import MixedResult
 from posstats.results.decoding import DecodingResult, DiscriminationResult
+from posstats.results.table import to_latex, to_markdown
 from posstats.vocabulary import Note
 
 
@@ -124,6 +125,37 @@ class TestSelection:
         shares = next(one for one in results if name(one) == "ShareResult")
         with pytest.raises(InputError, match=words):
             shares.sel(**where)
+
+
+class TestWriting:
+    def test_every_result_writes_and_draws_itself(self, results):
+        for one in results:
+            assert one.to_markdown() == to_markdown(one)
+            assert one.to_latex("x") == to_latex(one, "x")
+            if 0 < len(one.table) <= 200:
+                ax = one.plot(label="this")
+                drawn = ax.lines[0].get_xdata()
+                np.testing.assert_array_equal(np.asarray(drawn, float), one.table.estimate.to_numpy(float))
+                limits = [segment[:, 0] for segment in ax.collections[0].get_segments() if len(segment)]
+                finite = one.table[["low", "high"]].dropna().to_numpy(float)
+                np.testing.assert_allclose([x for x in limits if np.isfinite(x).all()], finite)
+                assert [text.get_text() for text in ax.get_legend().get_texts()] == ["this"]
+
+    def test_some_columns_and_rows(self, results):
+        shares = next(one for one in results if name(one) == "ShareResult")
+        where = {"term": ["mask", "sink"], "layer": 0, "head": 1, "condition": "baseline", "queries": "all"}
+        lines = shares.to_markdown(columns=["term", "low", "high", "estimate"], where=where).splitlines()
+        assert lines[2] == "| term | 95% interval | estimate |"
+        assert [line.split(" | ")[0] for line in lines[4:6]] == ["| mask", "| sink"]
+        assert r"\caption{Mine}" in shares.to_latex(caption="Mine", where=where)
+
+    def test_two_results_share_axes(self, results):
+        shares = next(one for one in results if name(one) == "ShareResult").sel(head=0, queries="all")
+        ax = shares.plot(label="a")
+        assert shares.plot(ax, label="b") is ax
+        first, second = (line.get_ydata() for line in ax.lines)
+        assert (np.asarray(second) > np.asarray(first)).all()
+        assert len(ax.get_yticks()) == len(shares.table)
 
 
 class TestNotes:

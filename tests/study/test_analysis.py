@@ -28,6 +28,7 @@ from posstats.study.config import AnalysesConfig, AnalysisConfig, RunConfig, loa
 from posstats.study.recording import record_dumps
 from tests.processes import in_this_process
 from tests.refused import refused
+from tests.sealed import sealed
 
 ROOT = Path(__file__).parents[2]
 CONDITIONS = ["baseline", "bos=mean", "bos=zero", "shift=3"]
@@ -41,7 +42,7 @@ def dump(tmp_path_factory):
         # A shift that changes nothing but one number, by a quarter of a nat.
         ds[name].loc[{"condition": "shift=3"}] = ds[name].sel(condition="baseline").values
     ds["sink_logit"].loc[{"condition": "shift=3", "layer": 1, "head": 1, "query": 7, "sequence": 3}] += 0.25
-    return write_dump(ds, tmp_path_factory.mktemp("dump") / "d.h5")
+    return write_dump(sealed(ds), tmp_path_factory.mktemp("dump") / "d.h5")
 
 
 @pytest.fixture(scope="module")
@@ -342,7 +343,7 @@ def test_findings_may_be_tables_alone(config, dump, tmp_path):
 def test_closing_tables_that_say_the_same_name_their_dump(config, dump, tmp_path, monkeypatch):
     monkeypatch.setattr(analysis, "in_processes", in_this_process)
     (tmp_path / "mine.py").write_text(
-        "import pandas as pd\nfrom posstats.study.analysis import Findings\nfrom posstats.tables.table import Table\n"
+        "import pandas as pd\nfrom posstats.study.analysis import Findings\nfrom posstats.results.table import Table\n"
         "def analyse(ds, inference):\n"
         "    return Findings(closing=Table(pd.DataFrame({'estimate': [1.0]}), 'Claims: model, texts'))\n"
     )

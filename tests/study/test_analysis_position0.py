@@ -10,9 +10,9 @@ import pytest
 
 import posstats as ps
 from posstats.dataset.store import write_dump
+from posstats.results.table import table_of, to_text
 from posstats.stats.inference.options import Inference
 from posstats.tables.headline import headline_table
-from posstats.tables.table import table_of, to_text
 from tests import position0
 
 ANALYSES = Path(__file__).parents[2] / "analyses"

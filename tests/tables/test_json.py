@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from posstats.errors import InputError
 from posstats.results.columns import COLUMNS
-from posstats.tables.table import Table, table_of, to_csv, to_json, to_latex, to_markdown, to_text, write_table
+from posstats.results.table import Table, table_of, to_csv, to_json, to_latex, to_markdown, to_text, write_table
 from posstats.vocabulary import Note
 from tests.refused import refused
 

@@ -14,7 +14,7 @@ from posstats.estimators.decoding import decode
 from posstats.report.reading import read_table
 from posstats.results.cells import significant
 from posstats.results.columns import COLUMNS
-from posstats.tables.table import Table, table_of, to_csv, to_latex, to_markdown, to_text, write_table
+from posstats.results.table import Table, table_of, to_csv, to_latex, to_markdown, to_text, write_table
 
 
 @pytest.fixture(scope="module")

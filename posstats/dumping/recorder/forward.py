@@ -37,8 +37,6 @@ class ForwardRecord:
     log_denominator_rest : np.ndarray
         (batch, layer, head, query), nats: log of the sum over visible keys j >= 1 of exp s[i, j]; -inf where there is
         none. A learned sink is not part of it.
-    logit_total : np.ndarray
-        float64, (batch, layer, head, offset), nats: sum of `logit` over the queries, NaN left out.
     steady_logit, steady_log_sum : np.ndarray
         (batch, layer, head, lag), nats: means over the reference queries r of s[r, r-lag] and of
         log(sum over d <= lag of exp s[r, r-d]), over those that see the key at that lag; NaN where none does.
@@ -77,7 +75,6 @@ class ForwardRecord:
     logit: np.ndarray
     sink_logit: np.ndarray
     log_denominator_rest: np.ndarray
-    logit_total: np.ndarray
     steady_logit: np.ndarray
     steady_log_sum: np.ndarray
     attention_received: np.ndarray

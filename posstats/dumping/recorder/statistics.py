@@ -62,8 +62,6 @@ class AttentionStatistics:
         (batch, head, query): s[i, 0]; NaN where position 0 is not visible.
     log_denominator_rest : torch.Tensor
         (batch, head, query): log of sum over visible keys j >= 1 of exp s[i, j]; -inf where there is none.
-    logit_total : torch.Tensor
-        float64, (batch, head, offset): sum of `logit` over the queries, NaN left out.
     steady_logit, steady_log_sum : torch.Tensor
         (batch, head, lag): means over the reference queries r of s[r, r-lag], and of the log of the sum over d <= lag
         of exp s[r, r-d]; over those that see the key at that lag, NaN where none does.
@@ -90,7 +88,6 @@ class AttentionStatistics:
     logit: torch.Tensor
     sink_logit: torch.Tensor
     log_denominator_rest: torch.Tensor
-    logit_total: torch.Tensor
     steady_logit: torch.Tensor
     steady_log_sum: torch.Tensor
     attention_received: torch.Tensor
@@ -232,7 +229,6 @@ def layer_statistics(inputs: AttentionInputs, wanted: Wanted, anchor: int | None
         logit=logit,
         sink_logit=joined(sink_logit)[..., : wanted.analysed].masked_fill(first[: wanted.analysed] > 0, torch.nan),
         log_denominator_rest=joined(rest)[..., : wanted.analysed],
-        logit_total=logit.double().nansum(-2),
         steady_logit=joined(steady_logit),
         steady_log_sum=joined(steady_log_sum),
         attention_received=joined(received.mean(sink_weight.unflatten(1, (kv_heads, -1)))),

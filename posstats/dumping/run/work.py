@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from posstats.dataset.seals import totals
 from posstats.dataset.store import followed, write_dump
 from posstats.dumping.inputs.conditions import apply
 from posstats.dumping.inputs.sequences import Sequences
@@ -141,7 +142,7 @@ class Work:
             "layer_rotary": np.array(self._plan.attrs["rope_layers"], dtype=np.int8),
             "learned_sink": recorder.learned_sink.astype(self._plan.dtype),
         }
-        self._pieces.keep_frame(self._manifest, self._plan.coordinates | facts)
+        self._pieces.keep_frame(self._manifest, self._plan.coordinates | facts | totals(facts))
 
     def _check_space(self, sequences: int, path: Path) -> None:
         """Refuse work whose result cannot be stored: the new pieces, and beside all pieces the joined file."""
@@ -157,7 +158,8 @@ class Work:
 
 def _arrays(record: ForwardRecord) -> dict[str, np.ndarray]:
     values = {field.name: getattr(record, field.name) for field in fields(record)}
-    return {name: value for name, value in values.items() if value is not None}
+    there = {name: value for name, value in values.items() if value is not None}
+    return there | totals(there)
 
 
 def join(pieces: Pieces, path: Path) -> None:

@@ -169,8 +169,9 @@ def decode(
         raise DesignError("decoding needs at least two different query positions")
     squared_error = np.zeros((labels.size, len(sets)))
     without = np.zeros((labels.size, labels.size, len(sets)))
+    folds = partitions(labels.size, n_folds, n_repeats, seed)  # refuses more folds than documents
     penalty = np.empty((n_repeats, n_folds, len(sets)))
-    for repeat, fold in enumerate(partitions(labels.size, n_folds, n_repeats, seed)):
+    for repeat, fold in enumerate(folds):
         for s, features in enumerate(sets):
             predicted, left_out, penalty[repeat, :, s] = cross_predict(features, target, code, fold)
             np.add.at(squared_error[:, s], code, ((predicted - target) ** 2).sum(axis=1) / n_repeats)

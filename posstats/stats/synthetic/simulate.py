@@ -50,11 +50,6 @@ class Recorded:
     conditions: tuple[str, ...]
 
     @property
-    def logit_total(self) -> Array:
-        """Sum over queries of the logits there are, (condition, sequence, layer, head, offset)."""
-        return np.nansum(self.logit, axis=4)
-
-    @property
     def sink_output_fraction(self) -> Array:
         """Mean attention on position 0 over queries i >= 16, as if all value vectors had one direction and norm."""
         odds = (self.sink_logit - self.log_denominator_rest)[..., 16:]

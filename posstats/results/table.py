@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from posstats.arguments import file_name, path_of, shown, text
+from posstats.arguments import file_name, fraction, path_of, several, shown, text
 from posstats.errors import InputError
 from posstats.execution.files import writing
 from posstats.results.base import Result, check_result
 from posstats.results.cells import View, in_order, is_text, one_line, view_of
 from posstats.results.columns import COLUMNS
-from posstats.tables.latex import tex, tex_number, tex_text
+from posstats.results.latex import tex, tex_number, tex_text
 from posstats.vocabulary import Note
 
 #: Characters in a line of a footnote on a terminal.
@@ -43,6 +43,8 @@ _TYPES: dict[str, tuple[Any, set[type]]] = {
     "text": (pd.Series([""]).dtype, {str}),
     "mixed": (object, {int, float, bool, str, type(None)}),
 }
+#: What a column of no single type of number may hold.
+_ALLOWED = (str, bool, int, float, np.bool_, np.integer, np.floating, type(None))
 #: What :attr:`Table.rests_on` has -> what it is called in JSON.
 _STATED = {"intervals": "intervals", "queries": "queries", "p": "null", "q": "family"}
 
@@ -78,6 +80,27 @@ class Table:
     level: float = 0.95
     settings: Mapping[str, Any] = field(default_factory=dict)
     rests_on: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        frame = self.frame
+        if not isinstance(frame, pd.DataFrame):
+            raise InputError(f"frame must be a pandas.DataFrame, not {shown(frame)}.")
+        names = frame.columns.tolist()
+        if any(not isinstance(name, str) for name in names) or len(set(names)) < len(names):
+            raise InputError(f"The columns of a table must be different texts, not {shown(names)}.")
+        for name in names:
+            allowed = _ALLOWED if frame[name].dtype.kind not in "iufb" else object
+            if others := [x for x in frame[name].tolist() if not isinstance(x, allowed) and x is not pd.NA]:
+                raise InputError(f"The column {name} must hold texts, numbers or truth values, not {shown(others[0])}.")
+        text("title", self.title)
+        fraction("level", self.level)
+        for name in ("units", "settings", "rests_on"):
+            if not isinstance(getattr(self, name), Mapping):
+                raise InputError(f"{name} must be a mapping, not {shown(getattr(self, name))}.")
+        if unknown := [name for name in self.units if name not in names]:
+            raise InputError(f"units must be of columns of the table, and {shown(unknown[0])} is none.")
+        for note in several("notes", self.notes, "texts"):
+            text("notes", note)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Table) and to_json(self) == to_json(other)
