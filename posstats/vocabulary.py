@@ -127,6 +127,12 @@ VARIABLES = {
         "mean over the reference queries r that see lag + 1 keys of the log of the sum over d <= lag of exp s[r, r-d]; "
         "NaN where none does",
     ),
+    "steady_square": Variable(
+        _BLOCK,
+        "nats^2",
+        "mean over the lags of the mean over reference queries of (s[r, r-lag] - log sum_d exp s[r, r-d])^2",
+        optional=True,
+    ),
     "attention_received": Variable(
         (*_BLOCK, "key"),
         "1",

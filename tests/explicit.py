@@ -58,6 +58,16 @@ def explicit_statistics(logits, visible, value, offsets, *, learned=None, anchor
             parts = [np.exp(logits[:, :, r, r - d : r + 1]).sum(-1) for r in seen]
             sums[..., d] = np.log(parts).mean(axis=0)
     found["steady_logit"], found["steady_log_sum"] = steady, sums
+    spread = []
+    for d in range(half):
+        squares = []
+        for r in reference:
+            keys = [r - lag for lag in range(half) if visible[r, r - lag]]
+            if r - d in keys:
+                squares.append((logits[:, :, r, r - d] - np.log(np.exp(logits[:, :, r, keys]).sum(-1))) ** 2)
+        if squares:
+            spread.append(np.mean(squares, axis=0))
+    found["steady_square"] = np.mean(spread, axis=0)
 
     received = np.full((batch, heads, half), np.nan)
     for j in range(half):

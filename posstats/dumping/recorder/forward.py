@@ -42,6 +42,9 @@ class ForwardRecord:
     steady_logit, steady_log_sum : np.ndarray
         (batch, layer, head, lag), nats: means over the reference queries r of s[r, r-lag] and of
         log(sum over d <= lag of exp s[r, r-d]), over those that see the key at that lag; NaN where none does.
+    steady_square : np.ndarray
+        (batch, layer, head), nats^2: mean over lags of the mean over the same queries of
+        (s[r, r-lag] - log sum_d exp s[r, r-d])^2, d over the lags that the query sees.
     attention_received : np.ndarray
         (batch, layer, head, key): mean of A[i, j] over the sampled queries i >= j + 16 that see key j; NaN where none
         does.
@@ -80,6 +83,7 @@ class ForwardRecord:
     logit_total: np.ndarray
     steady_logit: np.ndarray
     steady_log_sum: np.ndarray
+    steady_square: np.ndarray
     attention_received: np.ndarray
     linear_r2_offset: np.ndarray
     linear_r2_position: np.ndarray
