@@ -128,8 +128,8 @@ def earlier_metrics(
     >>> from posstats.estimators.earlier_metrics import earlier_metrics
     >>> result = earlier_metrics(ps.simulate(n=30, length=64, layers=2, seed=0).dataset, n_resamples=99)
     >>> row = result.table.iloc[0]
-    >>> bool(row.diagonal_fraction < 0.1), bool(row.leakage_q < 0.05)  # the diagonals miss what leaks
-    (True, True)
+    >>> float(row.sink_rate), bool(row.leakage_q < 0.05)  # no sink, and yet position leaks
+    (0.0, True)
     """
     inference = Inference(level, None, n_resamples, n_permutations, adjust, seed)
     sink_length = whole_number("sink_length", sink_length, 1)

@@ -172,7 +172,7 @@ def test_stream_that_the_layer_reads(dump, result):
         assert rows(result, condition, layer).massive_activations == 0
 
 
-def test_offsets_beyond_the_keys_of_late_queries_count_for_the_earlier_metrics_alone(dump):
+def test_offsets_beyond_the_keys_of_late_queries_count_for_the_earlier_metrics_alone():
     wide = ps.simulate(n=9, length=LENGTH, layers=2, offsets=(0, 1, 12), window=[None, 8], seed=5).dataset
     result = earlier_metrics(wide, n_resamples=5)
     near = earlier_metrics(wide.sel(offset=[0, 1]), n_resamples=5)

@@ -188,8 +188,10 @@ class SteadyState:
         return self._queries[1] - self._queries[0] if len(self._queries) > 1 else 1
 
     def means(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Mean logits and mean log sums, (..., lag), NaN where no reference query sees the key at that lag; and the
-        mean over lags of the mean square of log attention among the keys of the steady state, (...)."""
+        """Mean logits and mean log sums, (..., lag); mean square of their difference from the whole log sum, (...).
+
+        NaN where no reference query sees the key at that lag.
+        """
         count = (self._lag <= self._last[self._queries, None]).sum(0)
         return self._logit / count, self._log_sum / count, (self._square / count).nanmean(-1)
 
