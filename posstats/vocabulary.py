@@ -61,6 +61,7 @@ CONDITIONS = {
     "bos@P": "the BOS token is placed at position P > 0 and an ordinary token at position 0",
     "trajectory=token:ID@L": "from the input of block L on, the residual stream at position 0 is replaced by that of "
     "token ID run alone; L may be given as a fraction of the blocks, such as 1/3",
+    "trajectory=tokens:K@L": "the same with K ordinary tokens in place of one, dealt as in bos=tokens:K",
     "shift=K": "K is added to every position id (negative control)",
     "repeat": "the sequence's own first ordinary token stands at every position, position 0 included",
 }
@@ -101,6 +102,12 @@ _BLOCK = ("condition", "sequence", "layer", "head")
 VARIABLES = {
     "token_id": Variable(
         ("condition", "sequence", "token"), "1", "token id fed to the model; -1 stands for a fed vector"
+    ),
+    "substitute_id": Variable(
+        ("condition", "sequence"),
+        "1",
+        "token id that the trajectory of position 0 is replaced by, from block L on; -1 where it is not",
+        optional=True,
     ),
     "logit": Variable(
         (*_BLOCK, "query", "offset"),

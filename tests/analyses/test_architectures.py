@@ -43,7 +43,7 @@ def command(folder):
     def small(*arguments, **options):
         """What contrasts need and no more: the conditions of the other claims have their own tests."""
         config = whole(*arguments, **options)
-        assert {"shift=64", "repeat", "bos@16", "trajectory=token:7@1"} < set(config.record.conditions)
+        assert {"shift=64", "repeat", "bos@16", "trajectory=tokens:4@1"} < set(config.record.conditions)
         record = replace(config.record, conditions=("baseline", *models.REPLACEMENTS))
         return replace(config, record=record)
 
@@ -56,7 +56,7 @@ def command(folder):
             arguments = ["--adapters", "adapters", "--dumps", "dumps", "--out", "results", "--docs", "docs"]
             arguments = [str(folder / one) if not one.startswith("--") else one for one in arguments]
             (folder / "docs").mkdir(exist_ok=True)
-            study.main([*arguments, "--quick", "--model", str(folder / "base"), "--token", "7", "--layer", "1", *more])
+            study.main([*arguments, "--quick", "--model", str(folder / "base"), "--layer", "1", *more])
 
     return call
 
@@ -167,7 +167,7 @@ def test_the_analysis_imports_no_torch():
 
 
 def test_a_window_that_never_binds_is_refused_before_recording(folder, tmp_path):
-    config = models.design(tmp_path, str(tmp_path), token=7, layer=1, quick=True)
+    config = models.design(tmp_path, str(tmp_path), layer=1, quick=True)
     with pytest.raises(InputError, match="window-72: a window of 72 never binds in sequences of 72 tokens"):
         models.record(models.variants(str(folder / "base"), [], [72]), config)
     assert not list(tmp_path.iterdir())
@@ -206,7 +206,7 @@ def test_configurations_of_larger_models_run_on_tiny_ones(path, tmp_path):
     config = load_config(path, model=str(tmp_path / "model"))
     full = config.sequences
     # Everything 128 times shorter: 6,144 tokens against a window of 4,096 become 48 against 32.
-    shorter = {"bos@64": "bos@16", "bos=tokens:8": "bos=tokens:2", "trajectory=token:1000@1/4": "trajectory=token:7@1"}
+    shorter = {"bos@64": "bos@16", "bos=tokens:8": "bos=tokens:2", "trajectory=tokens:8@1/4": "trajectory=tokens:2@1"}
     assert set(shorter) < set(config.record.conditions)
     conditions = tuple(shorter.get(name, name) for name in config.record.conditions)
     config = replace(

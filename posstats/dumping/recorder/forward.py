@@ -107,10 +107,10 @@ class Substitute:
     Attributes
     ----------
     embedding : torch.Tensor
-        (hidden,): the other input, in the units of the embedding module's own output.
+        (batch, hidden): the other input of every sequence, in the units of the embedding module's own output.
     depth : int
-        The block, 0 .. layers-1, from whose input on the residual stream at position 0 is that of the other input run
-        alone.
+        The block, 0 .. layers-1, from the input of which on the residual stream at position 0 is that of the other
+        input run alone.
     """
 
     embedding: torch.Tensor
@@ -153,7 +153,7 @@ class Pass:
     anchor : int, optional
         Position of an anchor, the attention on which is recorded.
     substitute : (int, torch.Tensor), optional
-        Depth from which on the residual stream at position 0 is another one, and that one there, (hidden,).
+        Depth from which on the residual stream at position 0 is another one, and that one there, (batch, hidden).
     """
 
     def __init__(
@@ -209,8 +209,7 @@ class Pass:
     def entering(self, depth: int, stream: torch.Tensor) -> torch.Tensor:
         """The residual stream that is to enter a block: `stream`, or with the substitute at position 0."""
         if self.substitute is not None and self.substitute[0] == depth:
-            first = self.substitute[1].to(stream).expand(self.batch, 1, -1)
-            stream = torch.cat([first, stream[:, 1:]], 1)
+            stream = torch.cat([self.substitute[1].to(stream)[:, None], stream[:, 1:]], 1)
             self.keep_residual(depth, stream)
         elif depth == 0:
             self.keep_residual(0, stream)

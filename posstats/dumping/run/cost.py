@@ -165,6 +165,7 @@ def _measure(model: Any, sequences: Sequences, plan: Plan, count: int, batch: in
         plan,
         conditions=plan.conditions[:1],
         token_id=plan.token_id[:1, some],
+        substitute_id=plan.substitute_id[:1, some],
         sizes=plan.sizes | {"condition": 1, "sequence": count},
         coordinates=plan.coordinates
         | {"condition": plan.coordinates["condition"][:1]}

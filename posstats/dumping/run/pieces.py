@@ -31,7 +31,9 @@ from posstats.vocabulary import VARIABLES
 
 #: Variables that come sequence by sequence out of the model; the others are known for the whole dump at once.
 RECORDED = tuple(
-    name for name, spec in VARIABLES.items() if spec.dims[:2] == ("condition", "sequence") and name != "token_id"
+    name
+    for name, spec in VARIABLES.items()
+    if spec.dims[:2] == ("condition", "sequence") and name not in ("token_id", "substitute_id")
 )
 
 _PIECE = re.compile(r"(\d+)-(\d+)-(\d+)\.piece")

@@ -111,8 +111,9 @@ class Work:
         """One forward pass; None, and the span back in front of the others, where memory ran out."""
         feed = self._feeds[span.condition]
         try:
-            batch = feed.batch(self._model, slice(span.start, span.stop))
-            return recorder.record(*batch, anchor=feed.anchor, substitute=feed.substitute)
+            rows = slice(span.start, span.stop)
+            batch = feed.batch(self._model, rows)
+            return recorder.record(*batch, anchor=feed.anchor, substitute=feed.substitutes(rows))
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -136,6 +137,7 @@ class Work:
         everything = visible[:, -1] == visible.shape[1]
         facts = {
             "token_id": self._plan.token_id,
+            "substitute_id": self._plan.substitute_id,
             "visible_keys": visible[:, :analysed],
             "layer_window": np.where(everything, 0, visible.max(axis=1)).astype(np.int32),
             "layer_rotary": np.array(self._plan.attrs["rope_layers"], dtype=np.int8),
