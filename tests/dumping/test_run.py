@@ -45,6 +45,14 @@ def seqs():
     return random_sequences(tiny.tokenizer(), n=N, length=T, seed=2)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def batches_alone():
+    """Known answers come from the same recorder (tests/dumping/test_controls.py): here its calls are batches."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("posstats.dumping.run.work.control_facts", lambda *_: {"control_note": "left out"})
+        yield
+
+
 @pytest.fixture(scope="module")
 def whole(model, seqs, tmp_path_factory):
     """An undisturbed dump."""
