@@ -67,8 +67,8 @@ CONDITIONS = {
 }
 
 #: How a model came by its architecture, the attribute `model_kind` of a dump: trained under it, trained on under it for
-#: a short while, or changed after training.
-TRAINED, ADAPTED, VARIANT = "trained", "adapted", "inference-time variant"
+#: a short while, changed after training, or not trained at all.
+TRAINED, ADAPTED, VARIANT, UNTRAINED = "trained", "adapted", "inference-time variant", "untrained"
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,8 @@ class ModelConfig:
         Inference-time variant: NTK-aware scaling of plain RoPE by this factor, a window of so many keys in every layer.
     adapter : str, optional
         Folder of a low-rank adapter, which brings the architecture that the model was trained on under.
+    untrained : int, optional
+        Seed of the initialisation that takes the place of the weights.
     """
 
     name: str = DEFAULT_MODEL
@@ -44,6 +46,7 @@ class ModelConfig:
     ntk_factor: float | None = None
     sliding_window: int | None = None
     adapter: str | None = None
+    untrained: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ from posstats.dumping.recorder.structure import (
     text_config,
 )
 from posstats.errors import InputError, ModelError
-from posstats.vocabulary import ADAPTED, DEFAULT_MODEL, DTYPES, TRAINED, VARIANT, is_path
+from posstats.vocabulary import ADAPTED, DEFAULT_MODEL, DTYPES, TRAINED, UNTRAINED, VARIANT, is_path
 
 __all__ = ["embed", "load_model", "max_length", "model_facts"]
 
@@ -45,7 +45,7 @@ class Provenance:
     Attributes
     ----------
     name : str
-        Name as given to :func:`load_model`.
+        Name as given to :func:`load_model`; of an untrained twin with its seed.
     revision : str
         Commit of the hub repository, "" for local files.
     config : dict
@@ -56,6 +56,8 @@ class Provenance:
         Factor by which the changes lengthen the context the model allows.
     adapter : Adapter or None
         What the model was trained further with, under those changes; it is then no inference-time variant.
+    untrained : int or None
+        Seed of the initialisation that the weights are, of an untrained twin.
     """
 
     name: str
@@ -64,6 +66,7 @@ class Provenance:
     changes: tuple[str, ...]
     stretch: float = 1.0
     adapter: Adapter | None = None
+    untrained: int | None = None
 
 
 def load_model(
@@ -77,12 +80,14 @@ def load_model(
     ntk_factor: float | None = None,
     sliding_window: int | None = None,
     adapter: str | Path | None = None,
+    untrained: int | None = None,
 ) -> tuple[Any, Any]:
     """Load a rotary decoder and its tokenizer.
 
     No remote code is executed and no pickle is read. ``rope_parameters``, ``ntk_factor`` and ``sliding_window`` change
     the model at inference time; such a model is labelled "inference-time variant" wherever it appears. A model with an
-    ``adapter`` was trained on under the architecture that the adapter names; it is labelled "adapted".
+    ``adapter`` was trained on under the architecture that the adapter names; it is labelled "adapted". An ``untrained``
+    twin shows what the architecture does by itself.
 
     Parameters
     ----------
@@ -110,6 +115,9 @@ def load_model(
     adapter : str or Path, optional
         Folder of a low-rank adapter of this model (``python -m analyses.train`` makes them), merged into the weights.
         Its own architecture is applied; the three arguments before cannot be given with it.
+    untrained : int, optional
+        Seed. The weights are drawn anew, by transformers' own initialisation of the model's configuration; tokenizer
+        and everything else stay. It is labelled "untrained", and its name ends with the seed.
 
     Returns
     -------
@@ -135,6 +143,9 @@ def load_model(
     >>> mine, its_tokenizer = load_model("my-model", sliding_window=16)
     >>> mine.config.num_hidden_layers, its_tokenizer.bos_token
     (3, '<bos>')
+    >>> twin, _ = load_model("my-model", untrained=0)
+    >>> twin.posstats_provenance.name
+    'my-model untrained 0'
     """
     file_path("name", name, folder=True)
     name = fspath(name)  # as given: a Path would drop a leading ./
@@ -144,13 +155,10 @@ def load_model(
     models = file_path("models_dir", models_dir, folder=True)
     if sliding_window is not None:
         sliding_window = whole_number("sliding_window", sliding_window, 1)
-    trained = None if adapter is None else read_adapter(file_path("adapter", adapter, folder=True))
+    if untrained is not None:
+        untrained = whole_number("untrained", untrained, 0, 2**63 - 1)
+    trained = None if adapter is None else _adapter(adapter, untrained, rope_parameters, ntk_factor, sliding_window)
     if trained is not None:
-        if not (rope_parameters is None and ntk_factor is None and sliding_window is None):
-            raise InputError(
-                "an adapter brings the architecture it was trained under; leave out rope_parameters, ntk_factor and "
-                "sliding_window"
-            )
         ntk_factor, sliding_window = trained.ntk_factor, trained.sliding_window
     if not sys.stderr.isatty():
         transformers.utils.logging.disable_progress_bar()
@@ -161,12 +169,7 @@ def load_model(
     if sliding_window is not None and trained is None:
         check_window(config.get_text_config(), sliding_window)
     tokenizer = pretrained(transformers.AutoTokenizer, name, source, where)
-    model = pretrained(
-        transformers.AutoModelForCausalLM,
-        name,
-        source,
-        {**where, "config": config, "dtype": getattr(torch, dtype), "use_safetensors": True},
-    )
+    model, name = _weights(name, source, where | {"config": config, "dtype": getattr(torch, dtype)}, untrained)
     check_model(model)
     check_finite(model, name)
     if dtype == "float64":
@@ -181,8 +184,31 @@ def load_model(
     if trained is not None:
         model = merge_adapter(model, trained)
     commit = getattr(config, "_commit_hash", None) or ""
-    model.posstats_provenance = Provenance(name, commit, plain_config(model.config), changes, stretch, trained)
+    own = plain_config(model.config)
+    model.posstats_provenance = Provenance(name, commit, own, changes, stretch, trained, untrained)
     return model, tokenizer
+
+
+def _adapter(adapter: str | Path, untrained: int | None, *architecture: object) -> Adapter:
+    """The adapter, which goes with the weights it was trained on and an architecture of its own."""
+    if untrained is not None:
+        raise InputError("an adapter was trained on other weights than those of an untrained twin: leave one out")
+    if any(given is not None for given in architecture):
+        raise InputError(
+            "an adapter brings the architecture it was trained under; leave out rope_parameters, ntk_factor and "
+            "sliding_window"
+        )
+    return read_adapter(file_path("adapter", adapter, folder=True))
+
+
+def _weights(name: str, source: str, options: dict[str, Any], untrained: int | None) -> tuple[Any, str]:
+    """The model with its weights, or with those that transformers draws, the same from the same seed; and its name."""
+    if untrained is None:
+        return pretrained(transformers.AutoModelForCausalLM, name, source, options | {"use_safetensors": True}), name
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(untrained)
+        twin = transformers.AutoModelForCausalLM.from_config(options["config"], dtype=torch.float32)
+    return twin.to(options["dtype"]), f"{name} untrained {untrained}"
 
 
 def _device(device: str | torch.device | None) -> torch.device:
@@ -284,6 +310,12 @@ def _own_config(model: Any) -> dict[str, Any]:
     return plain_config(model.config)
 
 
+def _kind(provenance: Provenance) -> str:
+    if provenance.untrained is not None:
+        return UNTRAINED
+    return ADAPTED if provenance.adapter else VARIANT if provenance.changes else TRAINED
+
+
 def embed(model: Any, ids: torch.Tensor) -> torch.Tensor:
     """Return the output of the model's embedding module, (batch, query, hidden), for int64 ids (batch, query).
 
@@ -319,7 +351,7 @@ def model_facts(model: Any, tokenizer: Any = None, *, length: int | None = None)
         "config_sha256": config_digest(model.config),
         "interventions": interventions(model),
         "architecture": type(model).__name__,
-        "model_kind": ADAPTED if provenance.adapter else VARIANT if provenance.changes else TRAINED,
+        "model_kind": _kind(provenance),
         "model_variant": ", ".join(provenance.changes),
         "dtype": str(model.dtype).removeprefix("torch."),
         "n_layers": text.num_hidden_layers,
@@ -342,6 +374,8 @@ def model_facts(model: Any, tokenizer: Any = None, *, length: int | None = None)
             "adapter_steps": provenance.adapter.steps,
             "adapter_sha256": provenance.adapter.adapter_sha256,
         }
+    if provenance.untrained is not None:
+        facts["untrained_seed"] = provenance.untrained
     if getattr(text, "layer_types", None):
         facts["layer_types"] = json.dumps(text.layer_types)
     for layer_type, frequencies in inverse_frequencies(model, length).items():
