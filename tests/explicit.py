@@ -58,6 +58,7 @@ def explicit_statistics(logits, visible, value, offsets, *, learned=None, anchor
             parts = [np.exp(logits[:, :, r, r - d : r + 1]).sum(-1) for r in seen]
             sums[..., d] = np.log(parts).mean(axis=0)
     found["steady_logit"], found["steady_log_sum"] = steady, sums
+    found["steady_square"] = steady_square(logits, visible, reference)
 
     received = np.full((batch, heads, half), np.nan)
     for j in range(half):
@@ -87,6 +88,19 @@ def explicit_statistics(logits, visible, value, offsets, *, learned=None, anchor
     found["anchor_attention"] = mean(weights[:, :, behind, anchor or 0], -1)
     found["anchor_sink_attention"] = mean(weights[:, :, behind, 0], -1)
     return found
+
+
+def steady_square(logits, visible, reference):
+    """Mean over lags, and queries that see the key, of squared log attention among the keys of the steady state."""
+    half, by_lag = logits.shape[-1] // 2, []
+    for d in range(half):
+        squares = []
+        for r in reference:
+            keys = [r - lag for lag in range(half) if visible[r, r - lag]]
+            if r - d in keys:
+                squares.append((logits[:, :, r, r - d] - np.log(np.exp(logits[:, :, r, keys]).sum(-1))) ** 2)
+        by_lag += [np.mean(squares, axis=0)] if squares else []
+    return np.mean(by_lag, axis=0)
 
 
 def evenly(span, most, length):

@@ -96,7 +96,7 @@ def record(entries: Sequence[Entry], config: AnalysisConfig, *, show: bool = Tru
         record_dumps(replace(config, model=entry.model), dumps, overwrite=True, show=show)
 
 
-def design(folder: Path, models: str, *, token: int, layer: int | str, quick: bool = False) -> AnalysisConfig:
+def design(folder: Path, models: str, *, layer: int | str, quick: bool = False) -> AnalysisConfig:
     """What is recorded: enough for every claim, on sequences longer than every window.
 
     Parameters
@@ -105,16 +105,15 @@ def design(folder: Path, models: str, *, token: int, layer: int | str, quick: bo
         Of the dumps.
     models : str
         Folder of converted models.
-    token : int
-        Whose trajectory takes the place of that of position 0.
     layer : int or str
-        From which layer on: its number, or a fraction of them, such as "1/3".
+        From which layer on the trajectory of position 0 is that of dealt tokens: its number, or a fraction of them,
+        such as "1/3".
     quick : bool
         Small sizes: does it run, not what comes out.
     """
     anchor, tokens = (16, 4) if quick else (64, 8)
     conditions = (
-        "baseline", *REPLACEMENTS, f"bos@{anchor}", f"bos=tokens:{tokens}", f"trajectory=token:{token}@{layer}",
+        "baseline", *REPLACEMENTS, f"bos@{anchor}", f"bos=tokens:{tokens}", f"trajectory=tokens:{tokens}@{layer}",
         "shift=64", "repeat",
     )  # fmt: skip
     return AnalysisConfig(

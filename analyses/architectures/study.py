@@ -24,11 +24,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--quick", action="store_true", help="small sizes: does it run, not what comes out")
     parser.add_argument("--model", default=DEFAULT_MODEL, help="default model, local folder, .gguf file or hub id")
     parser.add_argument("--models-dir", default="data/models", help="folder of converted models")
-    parser.add_argument("--token", type=int, default=260, help="whose trajectory takes BOS's place (default: ' the')")
-    parser.add_argument("--layer", default="1/3", help="from which layer on: its number, or a fraction of them")
+    parser.add_argument(
+        "--layer",
+        default="1/3",
+        help="from which layer on dealt tokens' trajectories take BOS's place: its number, or a fraction of them",
+    )
     given = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    config = models.design(given.dumps, given.models_dir, token=given.token, layer=given.layer, quick=given.quick)
+    config = models.design(given.dumps, given.models_dir, layer=given.layer, quick=given.quick)
     windows = [window for window in models.WINDOWS if window < config.sequences.length // 2]
     variants = models.variants(given.model, models.NTK_FACTORS, windows)
     adapted = models.adapted(given.model, given.adapters)

@@ -60,6 +60,10 @@ def dump(
     adapter: Annotated[
         str | None, typer.Option(help="Folder of a low-rank adapter; it brings its own architecture.")
     ] = None,
+    untrained: Annotated[
+        int | None,
+        typer.Option(metavar="SEED", help="The model's untrained twin: weights as transformers initialises them."),
+    ] = None,
     source: Annotated[
         str,
         typer.Option(
@@ -145,7 +149,7 @@ def dump(
     # Larger ones than half the analysed half are of no use to an analysis: a user who wants them has to say so.
     offsets = tuple(offset or (d for d in DEFAULT_OFFSETS if d <= length // 4))
     config = AnalysisConfig(
-        ModelConfig(model, revision, dtype, ntk_factor, sliding_window, adapter),
+        ModelConfig(model, revision, dtype, ntk_factor, sliding_window, adapter, untrained),
         SequencesConfig(n, length, bos, token_of(bos_token), seed),
         record=RecordConfig(tuple(condition or (BASELINE,)), offsets, seed),
         run=RunConfig(models=models, device=device, batch_size=batch_size),

@@ -5,6 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import typer
 
 from posstats.cli.options import AsJson, examples, lines, print_json, size_text
@@ -69,10 +70,30 @@ def inspect(
     if facts["layer_rotary"] is not None:
         shown["rotary"] = _runs(["yes" if rotates else "no" for rotates in facts["layer_rotary"].tolist()])
     typer.echo(lines(shown))
+    _controls(facts["attributes"])
     typer.echo("attributes (--json has them in full)")
     for name, value in facts["attributes"].items():
         text = str(value.tolist() if hasattr(value, "tolist") else value)
         typer.echo(f"  {name}: {text if len(text) <= 100 else text[:97] + '...'}")
+
+
+#: Known answer -> unit of the distance from it, and the largest that is rounding in float64.
+_CONTROLS = {"closed": ("relative", 1e-9), "shift": ("nats", 1e-9), "repeat": ("nats", 1e-9)}
+
+
+def _controls(attributes: dict[str, Any]) -> None:
+    """Say how far the model is from its known answers, and whether that is rounding."""
+    if "control_note" not in attributes:
+        return
+    shown: dict[str, object] = {}
+    for name, (unit, most) in _CONTROLS.items():
+        own, wide = (attributes.get(f"control_{name}{what}", np.nan) for what in ("", "_float64"))
+        if np.isfinite([own, wide]).all():
+            meaning = "rounding" if wide <= most else "NOT rounding: the known answer does not hold"
+            shown[name] = f"{own:.1e} {unit} in {attributes['dtype']}, {wide:.1e} in float64: {meaning}"
+    if attributes["control_note"]:
+        shown["left out"] = attributes["control_note"]
+    typer.echo(f"known answers (64 tokens of two sequences)\n{lines(shown)}")
 
 
 def _decoded(name: str, value: Any) -> Any:

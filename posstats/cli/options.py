@@ -18,10 +18,10 @@ from tqdm import tqdm
 
 from posstats.errors import InputError
 from posstats.study.config import AnalysisConfig, load_config, profiles
-from posstats.vocabulary import DEFAULT_MODEL, DTYPES
+from posstats.vocabulary import DEFAULT_MODEL, DTYPES, WINDOWED_MODEL
 
 #: What can be named as a model.
-MODEL_HELP = f"{DEFAULT_MODEL} (embedded), a local folder, a .gguf file, or a hub id."
+MODEL_HELP = f"{DEFAULT_MODEL} (embedded), {WINDOWED_MODEL} (make gemma), a local folder, a .gguf file, or a hub id."
 Model = Annotated[str, typer.Option(help=MODEL_HELP)]
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub id.")]
 Dtype = Annotated[str, typer.Option(help=f"{', '.join(DTYPES)}.", autocompletion=lambda: list(DTYPES))]

@@ -19,11 +19,15 @@ _PLAIN = {
     "bos=none": "none",
     "repeat": "repeat",
 }
+#: What stands behind "trajectory=" -> kind.
+_SUBSTITUTES = {"token": "trajectory", "tokens": "trajectories"}
+#: Fewest tokens that are dealt.
+_DEALT = 2
 #: Conditions spelled with one number: kind, what precedes the number, the smallest one.
-_NUMBERED = (("token", "bos=token:", 0), ("tokens", "bos=tokens:", 2), ("at", "bos@", 1), ("shift", "shift=", 1))
+_NUMBERED = (("token", "bos=token:", 0), ("tokens", "bos=tokens:", _DEALT), ("at", "bos@", 1), ("shift", "shift=", 1))
 #: Whole numbers in spellings: far larger ones than any model has a use for would not fit where they are kept.
 _WHOLE = r"0*(\d{1,9})"
-_TRAJECTORY = re.compile(rf"trajectory=token:{_WHOLE}@{_WHOLE}(?:/{_WHOLE})?", flags=re.ASCII)
+_TRAJECTORY = re.compile(rf"trajectory=(tokens?):{_WHOLE}@{_WHOLE}(?:/{_WHOLE})?", flags=re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +37,14 @@ class Condition:
     #: Its spelling, and once its depth is absolute its label along the ``condition`` dimension.
     name: str
     #: What is done: ``baseline``, ``zero``, ``mean``, ``gaussian``, ``token``, ``tokens``, ``none``, ``at``,
-    #: ``trajectory``, ``shift`` or ``repeat``.
+    #: ``trajectory`` (of a token), ``trajectories`` (of dealt tokens), ``shift`` or ``repeat``.
     kind: str
-    #: The token id of ``token`` and ``trajectory``, the number of ``tokens``, the position of ``at``, the shift of
-    #: ``shift``; 0 elsewhere.
+    #: The token id of ``token`` and ``trajectory``, the number of ``tokens`` and ``trajectories``, the position of
+    #: ``at``, the shift of ``shift``; 0 elsewhere.
     value: int = 0
-    #: The block of ``trajectory``; 0 elsewhere.
+    #: The block of ``trajectory`` and ``trajectories``; 0 elsewhere.
     depth: int = 0
-    #: Of ``trajectory``, where the depth was given as a fraction of the model's blocks: which one. `depth` is 0 until
+    #: Of these two, where the depth was given as a fraction of the model's blocks: which one. `depth` is 0 until
     #: :func:`at_depth` has worked it out.
     fraction: Fraction | None = None
 
@@ -67,18 +71,18 @@ def parse_condition(text: str) -> Condition:
         if match and int(match[1]) >= lowest:
             return Condition(f"{prefix}{int(match[1])}", kind, int(match[1]))
     if match := _TRAJECTORY.fullmatch(spelling):
-        token, above, below = int(match[1]), int(match[2]), match[3]
-        if below is None:
-            return _trajectory(token, above)
-        if above < int(below):
-            part = Fraction(above, int(below))
-            name = f"trajectory=token:{token}@{part.numerator}/{part.denominator}"
-            return Condition(name, "trajectory", token, fraction=part)
-    near = difflib.get_close_matches(spelling, CONDITIONS, n=1)
-    meant = f" (did you mean {near[0]}?)" if near else ""
+        kind, value, above, below = _SUBSTITUTES[match[1]], int(match[2]), int(match[3]), match[4]
+        if kind == "trajectory" or value >= _DEALT:
+            if below is None:
+                return _trajectory(kind, value, above)
+            if above < int(below):
+                return _trajectory(kind, value, Fraction(above, int(below)))
+    spellings = {re.sub("[A-Z]+", "", name): name for name in CONDITIONS}  # without their numbers
+    near = difflib.get_close_matches(re.sub(r"\d+", "", spelling), spellings, n=1)
+    meant = f" (did you mean {spellings[near[0]]}?)" if near else ""
     raise InputError(
         f"there is no condition {text!r}{meant}; the conditions are {', '.join(CONDITIONS)}, with whole numbers of at "
-        "most 9 digits in place of ID and L (0 or more), P and K (1 or more, 2 or more in bos=tokens:K); L may also be "
+        "most 9 digits in place of ID and L (0 or more), P and K (1 or more, 2 or more in tokens:K); L may also be "
         "a fraction below 1 of the model's blocks, such as 1/3"
     )
 
@@ -112,7 +116,7 @@ def at_depth(conditions: Iterable[Condition], blocks: int) -> tuple[Condition, .
     ['trajectory=token:5@1', 'trajectory=token:5@3']
     """
     found = (
-        one if one.fraction is None else _trajectory(one.value, min(round(one.fraction * blocks), blocks - 1))
+        one if one.fraction is None else _trajectory(one.kind, one.value, min(round(one.fraction * blocks), blocks - 1))
         for one in conditions
     )
     return tuple({one.name: one for one in found}.values())
@@ -134,5 +138,7 @@ def check_positions(what: str, values: Iterable[int], length: int | None = None)
     return tuple(chosen)
 
 
-def _trajectory(token: int, depth: int) -> Condition:
-    return Condition(f"trajectory=token:{token}@{depth}", "trajectory", token, depth)
+def _trajectory(kind: str, value: int, at: int | Fraction) -> Condition:
+    spelled = next(what for what, substitute in _SUBSTITUTES.items() if substitute == kind)
+    name, part = f"trajectory={spelled}:{value}@{at}", at if isinstance(at, Fraction) else None
+    return Condition(name, kind, value, 0 if isinstance(at, Fraction) else at, part)

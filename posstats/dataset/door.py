@@ -31,7 +31,6 @@ _DIMS = {name: spec.dims for name, spec in VARIABLES.items()} | {
     "sink": _PER_QUERY,
     "redistribution": (*_PER_QUERY, "offset"),
     LOG_ATTENTION: (*_PER_QUERY, "offset"),
-    "steady_square": ("condition", "sequence", "layer", "head"),
 }
 #: Dimensions of which a label may be selected, and those of which a recording must be whole.
 _SELECTABLE = ("condition", "sequence", "layer", "head", "offset")

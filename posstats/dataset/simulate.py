@@ -19,17 +19,8 @@ from posstats.vocabulary import (
     COORDINATES,
     SCHEMA_VERSION,
     VARIABLES,
-    Variable,
     analysed_half,
     reference_queries,
-)
-
-#: What content scatter is made of, beside the variables of the schema; a dump may lack it.
-STEADY_SQUARE = Variable(
-    ("condition", "sequence", "layer", "head"),
-    "nats^2",
-    "mean over the lags of the mean over reference queries of (s[r, r-lag] - log sum_d exp s[r, r-d])^2",
-    optional=True,
 )
 
 
@@ -72,18 +63,17 @@ def recorded_dataset(
     }
     labels |= coordinates or {}
     values = {name: getattr(recorded, name) for name in VARIABLES if hasattr(recorded, name)}
+    if np.isnan(recorded.steady_square).all():
+        del values["steady_square"]
     values |= arrays or {}
     values |= totals(values)
-    variables = dict(VARIABLES)
-    if not np.isnan(recorded.steady_square).all():
-        values["steady_square"], variables["steady_square"] = recorded.steady_square, STEADY_SQUARE
 
     def described(units: str, long_name: str) -> dict[str, str]:
         return {"units": units, "long_name": long_name}
 
     return xr.Dataset(
         {
-            name: (variables[name].dims, array, described(variables[name].units, variables[name].long_name))
+            name: (VARIABLES[name].dims, array, described(VARIABLES[name].units, VARIABLES[name].long_name))
             for name, array in values.items()
         },
         coords={

@@ -27,7 +27,7 @@ from posstats.stats.earlier import (
 from posstats.stats.inference.options import Inference
 from posstats.stats.pair_products.terms import Array
 from posstats.stats.synthetic.simulate import explicit_logits, record_logits
-from posstats.vocabulary import EARLY_BIN, RESIDUAL, TERMS, analysed_half
+from posstats.vocabulary import EARLY_BIN, RESIDUAL, TERMS, Note, analysed_half
 
 #: Tokens over which Gu et al. average the attention on position 0.
 SINK_LENGTH = 64
@@ -42,6 +42,7 @@ TRAPS = {
 }
 #: What a dump holds of attention, and of the residual stream, that these metrics are made of.
 _ATTENTION = ("logit", "sink_logit", "log_denominator_rest", "learned_sink")
+_LINE = ("linear_r2_offset", "linear_r2_position")
 _STREAM = ("trajectory", "residual_norm")
 _FEWEST_SEQUENCES = 8
 
@@ -64,24 +65,28 @@ def earlier_metrics(
     column                           what it is, and what it cannot see
     ================================ ==================================================================================
     linear_delta_r2                  R-squared that a straight line in absolute position adds to one in the offset,
-                                     over the recorded pairs and the pairs with position 0; mean over heads. Misses
+                                     over all causal pairs of a sequence; mean over sequences and heads. Misses
                                      sinks, bends and the mask; shrinks with content noise; sees trends that the
                                      softmax cancels.
-    diagonal_fraction, diagonal_rms  what is left of the mean logits when the mean of every diagonal is subtracted, as
-                                     a fraction of their variance (mean over heads) and in nats (root mean square over
-                                     heads); ordinary keys only (Kim et al.). Misses the mask; counts 1/N of the
-                                     variance of content noise as position.
+    diagonal_fraction, diagonal_rms  what is left of the logits' mean over sequences and heads when the mean of every
+                                     diagonal is subtracted (Kim et al.), at the recorded offsets, key 0 included: as a
+                                     fraction of the variance, and in nats. Misses the mask. Reads logits, log Z
+                                     included, so that numbers which the softmax cancels change it; counts content
+                                     noise that averaging has left as position.
     sink_rate                        share of heads and sequences whose mean attention on position 0 exceeds 0.3 over
                                      the first `sink_length` queries (Gu et al.). Misses what stays below the
                                      threshold; depends on the length.
     massive_activations              number of features of the residual stream at position 0, where this layer reads
-                                     it, above 100 and 1,000 times their median, mean over sequences (Sun et al.). A
-                                     dump keeps position 0 alone, so the median is its own. Says nothing of attention.
+                                     it, above 100 and 1,000 times the median magnitude over all tokens and features,
+                                     mean over sequences (Sun et al.). Says nothing of attention.
     first_norm_ratio                 norm of the residual stream at position 0 over the median norm of the others, mean
                                      over sequences; our companion to the flags.
     leakage, residual_share          ours, pooled over the heads of the layer, with intervals
-                                     (:func:`posstats.leakage`, :func:`posstats.shares`).
+                                     (:func:`posstats.leakage`, :func:`posstats.shares`), at the offsets that every
+                                     late query sees.
     ================================ ==================================================================================
+
+    A metric that a dump holds nothing of (simulated ones: the line, massive activations) is NaN.
 
     Parameters
     ----------
@@ -123,31 +128,37 @@ def earlier_metrics(
     >>> from posstats.estimators.earlier_metrics import earlier_metrics
     >>> result = earlier_metrics(ps.simulate(n=30, length=64, layers=2, seed=0).dataset, n_resamples=99)
     >>> row = result.table.iloc[0]
-    >>> bool(row.linear_delta_r2 < 0.01), bool(row.leakage_q < 0.05)  # the line misses what leaks
-    (True, True)
+    >>> float(row.sink_rate), bool(row.leakage_q < 0.05)  # no sink, and yet position leaks
+    (0.0, True)
     """
     inference = Inference(level, None, n_resamples, n_permutations, adjust, seed)
     sink_length = whole_number("sink_length", sink_length, 1)
     data = chosen(whole_dump(data, _STREAM, "Earlier metrics read a dump"), "offset", offsets)
     check_depths(data)
-    ours, share = (estimator(data, by="layer", octaves=False, **inference.options()) for estimator in (leakage, shares))
+    late = data.visible_keys.isel(query=slice(data.sizes["query"] // 2, None))
+    near = data.offset.values[data.offset.values < int(late.min())]
+    reached = data.sel(offset=near) if len(near) else data  # where it is none, the estimators say so
+    ours, share = (
+        estimator(reached, by="layer", octaves=False, **inference.options()) for estimator in (leakage, shares)
+    )
     rows = []
     job = partial(_attention_metrics, sink_length=min(sink_length, data.sizes["query"]))
     for name, one in conditions(data):
-        blocks = head_blocks(one[[*_ATTENTION]])
+        blocks = head_blocks(one[[name for name in (*_ATTENTION, *_LINE) if name in one]])
         for layer, parts in by_layer(side_by_side(job, blocks)):
             by_head = {metric: np.concatenate([part[metric] for part in parts]) for metric in parts[0]}
-            rows.append({"condition": name, "layer": layer} | _pooled(by_head) | _stream_metrics(one, layer))
+            pooled = _pooled(by_head, data.offset.values.astype(np.int64))
+            rows.append({"condition": name, "layer": layer} | pooled | _stream_metrics(one, layer))
     table = pd.DataFrame(rows)
     key, limits = ["condition", "layer"], ["estimate", "low", "high"]
     leaks = ours.table[[*key, *limits, "q"]].rename(columns=lambda name: _named("leakage", name, key))
     residual = share.table.loc[share.table.term == RESIDUAL, [*key, *limits, "note"]]
     residual = residual.rename(columns=lambda name: _named("residual_share", name, [*key, "note"]))
     table = table.merge(leaks, on=key, validate="1:1").merge(residual, on=key, validate="1:1")
-    table.loc[table.linear_delta_r2.isna(), "note"] += "; the logits do not vary"
+    table.loc[table.diagonal_fraction.isna(), "note"] += "; the logits do not vary"
     table["note"] = table.note.str.removeprefix("; ")
     settings = ours.settings | {"sink_length": sink_length, "sink_epsilon": SINK_EPSILON}
-    return EarlierMetricsResult(table, settings, ours.notes)
+    return EarlierMetricsResult(table, settings, (*ours.notes, *_left_out(data, reached)))
 
 
 def trap_table(
@@ -253,32 +264,42 @@ def trap_table(
     return TrapResult(by_field.join(earlier).reset_index(), settings)
 
 
+def _left_out(data: xr.Dataset, reached: xr.Dataset) -> list[Note]:
+    """What of a dump some columns are not made of."""
+    notes = []
+    if beyond := sorted({*data.offset.values.tolist()} - {*reached.offset.values.tolist()}):
+        notes.append(f"leakage and residual share leave out offsets that some late query does not see: {beyond}")
+    if absent := [name for name in (*_LINE, "residual_median") if name not in data]:
+        notes.append(f"metrics without a value: the dump lacks {', '.join(absent)}")
+    return [Note(note, "dump") for note in notes]
+
+
 def _attention_metrics(block: Block, *, sink_length: int) -> dict[str, Array]:
     """Earlier metrics of the logits and of the attention on position 0, by head."""
     (layer,) = block.load()
     per_query = ("sequence", "head", "query")
-    logit = layer.logit.transpose(*per_query, "offset").values
     sink_logit = layer.sink_logit.transpose(*per_query).values.astype(np.float64)
     rest = layer.log_denominator_rest.transpose(*per_query).values.astype(np.float64)
     rest = np.logaddexp(rest, layer.learned_sink.values.astype(np.float64)[:, None])
-    offset = layer.offset.values.astype(np.int64)
-    line, diagonal = linear_position_r2(logit, offset, sink_logit), diagonal_centred(logit, offset)
     seen = np.where(np.isnan(sink_logit), -np.inf, sink_logit)
     attention = np.exp(seen - np.logaddexp(seen, rest))
-    return {
-        "linear_delta_r2": line.delta,
-        "diagonal_fraction": diagonal.fraction,
-        "diagonal_rms": diagonal.rms,
-        "sink_rate": sink_rate(attention, sink_length).by_head,
-    }
+    logit = layer.logit.transpose(*per_query, "offset").values.astype(np.float64)
+    offset = layer.offset.values.astype(np.int64)
+    logit[..., offset, np.arange(len(offset))] = sink_logit[..., offset]  # on each diagonal, the pair with key 0
+    metrics = {"mean_logit": logit.mean(axis=0), "sink_rate": sink_rate(attention, sink_length).by_head}
+    if _LINE[0] in layer:
+        alone, full = (layer[name].transpose("sequence", "head").values.astype(np.float64) for name in _LINE)
+        metrics["linear_delta_r2"] = (full - alone).mean(axis=0)
+    return metrics
 
 
-def _pooled(by_head: dict[str, Array]) -> dict[str, float]:
+def _pooled(by_head: dict[str, Array], offset: Array) -> dict[str, float]:
     """Earlier metrics of the heads of a layer together."""
+    diagonal = diagonal_centred(by_head["mean_logit"], offset)
     return {
-        "linear_delta_r2": _mean(by_head["linear_delta_r2"]),
-        "diagonal_fraction": _mean(by_head["diagonal_fraction"]),
-        "diagonal_rms": float(np.sqrt((by_head["diagonal_rms"] ** 2).mean())),
+        "linear_delta_r2": _mean(by_head.get("linear_delta_r2", np.empty(0))),
+        "diagonal_fraction": float(diagonal.fraction),
+        "diagonal_rms": float(diagonal.rms),
         "sink_rate": float(by_head["sink_rate"].mean()),
     }
 
@@ -287,8 +308,12 @@ def _stream_metrics(one: xr.Dataset, layer: int) -> dict[str, float]:
     """Massive activations and norm of position 0 in the residual stream that a layer reads."""
     first = read(one.trajectory.sel(depth=layer)).transpose("sequence", "hidden").values
     norm = read(one.residual_norm.sel(depth=layer)).transpose("sequence", "token").values.astype(np.float64)
+    massive = np.nan
+    if "residual_median" in one:
+        median = read(one.residual_median.sel(depth=layer)).values
+        massive = float(massive_activations(first[:, None], median=median).count.mean())
     return {
-        "massive_activations": float(massive_activations(first[:, None]).count.mean()),
+        "massive_activations": massive,
         "first_norm_ratio": float((norm[:, 0] / np.median(norm[:, 1:], axis=1)).mean()),
     }
 
@@ -296,9 +321,10 @@ def _stream_metrics(one: xr.Dataset, layer: int) -> dict[str, float]:
 def _explicit_metrics(logits: Array) -> dict[str, float]:
     """Earlier metrics of whole logits, (sequence, head, query, key)."""
     attention = np.tril(np.exp(logits - logits.max(axis=-1, keepdims=True)))
+    laid_out, offset = explicit_offsets(logits)
     return {
-        "linear_delta_r2": _mean(linear_position_r2(*explicit_offsets(logits)).delta),
-        "diagonal_fraction": _mean(diagonal_centred(*explicit_offsets(logits)).fraction),
+        "linear_delta_r2": _mean(linear_position_r2(laid_out, offset).delta),
+        "diagonal_fraction": float(diagonal_centred(laid_out.reshape(-1, *laid_out.shape[-2:]), offset).fraction),
         "sink_rate": sink_rate(attention[..., 0] / attention.sum(axis=-1)).rate,
     }
 

@@ -33,7 +33,7 @@ from posstats.vocabulary import BASELINE
 _QUANTITIES = ("sink_reading", "other", "difference", "ratio")
 _UNITS = {"ratio": "1"}
 _NUMBERS = ("estimate", "se", "low", "high", "p")
-_REPLACED = re.compile(r"bos=token:\d+|trajectory=token:\d+@\d+")
+_REPLACED = re.compile(r"bos=token:\d+|trajectory=tokens?:\d+@\d+")
 
 
 @explained
@@ -51,8 +51,8 @@ def readers(
 ) -> ReaderResult:
     """Ask which heads read the trajectory of position 0.
 
-    Under `trajectory=token:ID@L` the trajectory from depth L on is another token's and everything else is the
-    baseline's (`bos=token:ID` is the case L = 0). What that moves in a head is its displacement,
+    Under `trajectory=token:ID@L`, or dealt tokens (`tokens:K`), the trajectory from depth L on is another token's and
+    everything else is the baseline's (`bos=token:ID` is the case L = 0). What that moves in a head is its displacement,
 
     ``mean over i, d of [ mean over pairs (n, m) of u_n[i,d] u_m[i,d] ]``, ``u = residual_condition -
     residual_baseline``,
@@ -166,6 +166,7 @@ class _Replaced:
     def of(cls, condition: str, chosen: NDArray[np.bool_], layers: NDArray[np.integer]) -> "_Replaced":
         """Of a condition's name, and which heads are sink-reading, (layer, head), of which layers."""
         token, depth = (int(number) for number in [*re.findall(r"\d+", condition), 0][:2])
+        token = -1 if condition.startswith("trajectory=tokens:") else token  # several, see `substitute_id`
         kinds = np.stack([chosen, ~chosen])
         both = kinds.any(axis=2).all(axis=0) & (layers >= depth)
         kinds &= both[:, None]

@@ -205,7 +205,7 @@ def _sink_heads(heads: pd.DataFrame, epsilon: float, inference: Inference) -> Ev
 def _displacement(ds: xr.Dataset, inference: Inference) -> Evidence:
     """Displacement of sink-reading heads minus that of the others, averaged over the depths of replacement."""
     what, condition = "displacement of sink-reading heads minus others", "trajectory=token:ID@L"
-    names = _conditions(ds, "trajectory=token:")
+    names = _conditions(ds, "trajectory=")
     if not names:
         return Evidence(
             "C5", "b", what, "nats^2", condition=condition, reason=f"needs conditions {condition} in the dump"

@@ -26,12 +26,12 @@ MASSIVE_RATIO = 1000.0
 
 @dataclass(frozen=True, slots=True)
 class LinearPosition:
-    """Linear regression of logits on offset and absolute position."""
+    """Linear regressions of the logits of a sequence on offset and absolute position."""
 
-    #: (...): R-squared with the offset alone, and with offset, query and key position.
+    #: (sequence, ...): R-squared with the offset alone, and with offset, query and key position.
     r2_relative: NDArray[np.float64]
     r2_full: NDArray[np.float64]
-    #: (...): ``r2_full - r2_relative``, the metric. NaN where the logits of a head do not vary.
+    #: (sequence, ...): ``r2_full - r2_relative``, the metric is its mean. NaN where the logits do not vary.
     delta: NDArray[np.float64]
     #: Rank and number of columns of the full design, intercept included. They differ: query minus key is the offset, so
     #: "position of the query" and "position of the key" are one column, and their coefficients mean nothing.
@@ -96,45 +96,43 @@ def explicit_offsets(scores: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np
     return np.where(key >= 0, logit, np.nan), position
 
 
-def linear_position_r2(logit: ArrayLike, offsets: ArrayLike, sink_logit: ArrayLike | None = None) -> LinearPosition:
+def linear_position_r2(logit: ArrayLike, offsets: ArrayLike) -> LinearPosition:
     """R-squared that a linear trend in absolute position adds to a linear trend in the offset.
 
-    Ordinary least squares over all pairs of query i and key j of all sequences, per head: logit on (1, i - j), then on
-    (1, i - j, i, j). The metric of public code that precedes this package.
+    Ordinary least squares over all pairs of query i and key j of a sequence, per sequence and head: logit on
+    (1, i - j), then on (1, i - j, i, j). The metric of public code that precedes this package is the mean over
+    sequences; a dump holds both R-squared of all causal pairs (`linear_r2_offset`, `linear_r2_position`).
 
     What it cannot see: anything but a straight line. A sink is a single key and hardly tilts a line, so it is missed;
     the denominator, and with it the causal mask, is not part of a logit; noise of the content enters the total sum of
     squares and shrinks the metric; and a trend is credited to "position" whether or not it would replicate in other
     sequences. With i, j and i - j in one design the rank is one short (see ``rank``).
 
-    `logit`, (sequence, ..., query, offset), holds recorded logits, NaN where there is none (the same places in every
-    sequence and head), or those of :func:`explicit_offsets`; queries count from 0, `offsets`, (offset,), are distances
-    i - j. `sink_logit`, (sequence, ..., query), are logits on key 0, which recorded logits leave out; NaN where it is
-    not visible. Raises InputError if shapes do not match or a pair is given twice, DesignError if the pairs do not
-    tell offset and position apart, NumericalError if a logit is infinite, or NaN in some sequences or heads only.
+    `logit`, (sequence, ..., query, offset), holds logits as :func:`explicit_offsets` lays them out, NaN where there is
+    none (the same places in every sequence and head); queries count from 0, `offsets`, (offset,), are distances i - j.
+    Raises InputError if shapes do not match, DesignError if the pairs do not tell offset and position apart,
+    NumericalError if a logit is infinite, or NaN in some sequences or heads only.
 
     >>> position = np.arange(32.0)
     >>> logits = 0.1 * position[:, None] - 0.2 * position
     >>> result = linear_position_r2(*explicit_offsets(logits[None]))
-    >>> float(result.r2_full.round(6)), result.rank, result.n_columns
-    (1.0, 3, 4)
+    >>> result.r2_full.round(6), result.rank, result.n_columns
+    (array([1.]), 3, 4)
     """
-    y, query, offset = _pairs(logit, offsets, sink_logit)
+    y, query, offset = _pairs(logit, offsets)
     columns = np.column_stack([np.ones(query.size), offset, query, query - offset])
     rank = int(np.linalg.matrix_rank(columns))
     if rank < 3:
         raise DesignError(
             "the pairs do not tell offset and position apart: at least two offsets and queries are needed"
         )
-    # Head by head in memory, so that the last digit of a head does not depend on how many heads there are.
-    centred = y - np.moveaxis(y, 0, -2).reshape(*y.shape[1:-1], -1).mean(axis=-1)[..., None]
-    mean = centred.mean(axis=0)
-    total = (centred**2).mean(axis=0).sum(axis=-1)
-    varies = total > np.finfo(float).eps * (y**2).mean(axis=0).sum(axis=-1)
+    centred = y - y.mean(axis=-1, keepdims=True)
+    total = (centred**2).sum(axis=-1)
+    varies = total > np.finfo(float).eps * (y**2).sum(axis=-1)
     r2 = []
     for design in (columns[:, :2], columns):
         basis = np.linalg.svd(design, full_matrices=False)[0][:, : np.linalg.matrix_rank(design)]
-        explained = (by_row(mean, basis) ** 2).sum(axis=-1)
+        explained = (by_row(centred, basis) ** 2).sum(axis=-1)
         r2.append(np.divide(explained, total, out=np.full(total.shape, np.nan), where=varies))
     return LinearPosition(r2[0], r2[1], r2[1] - r2[0], rank, columns.shape[1], query.size)
 
@@ -142,20 +140,20 @@ def linear_position_r2(logit: ArrayLike, offsets: ArrayLike, sink_logit: ArrayLi
 def diagonal_centred(logit: ArrayLike, offsets: ArrayLike) -> DiagonalCentred:
     """What remains of the mean logits when the mean of every diagonal is subtracted.
 
-    Arguments and errors are those of :func:`linear_position_r2`. Kim et al. (2025), "Behind RoPE: How Does Causal Mask
-    Encode Positional Information?", arXiv:2509.21042, show the map of these remainders, averaged over sequences and
-    heads; ``rms`` and ``fraction`` are our summaries of it, per head.
+    Arguments and errors are those of :func:`linear_position_r2`, the mean being that over the first axis. Kim et al.
+    (2025), "Behind RoPE: How Does Causal Mask Encode Positional Information?", arXiv:2509.21042, show the map of these
+    remainders, averaged over sequences and heads, key 0 among the keys; ``rms`` and ``fraction`` are our summaries.
 
     What it cannot see: the denominator, and with it the causal mask's part of log attention. What it sees too much of:
-    the noise that averaging over N sequences leaves, of variance sigma^2 / N, counts as position. Recorded logits lack
-    key 0, so a sink enters only from :func:`explicit_offsets`.
+    a number added to all logits of a query, which no attention weight depends on (it moves log Z by as much), counts
+    as position; and so does the noise that averaging over N maps leaves, of variance sigma^2 / N.
 
     >>> position = np.arange(32)
     >>> relative = -np.sqrt(np.abs(position[:, None] - position))
     >>> float(diagonal_centred(*explicit_offsets(relative[None])).fraction.round(12))
     0.0
     """
-    y, _, offset = _pairs(logit, offsets, None)
+    y, _, offset = _pairs(logit, offsets)
     mean = np.ascontiguousarray(y.mean(axis=0))  # sums in one order, however many heads there are
     residual = mean.copy()
     for d in np.unique(offset):
@@ -200,7 +198,11 @@ def sink_rate(first_attention: ArrayLike, length: int | None = None, epsilon: fl
 
 
 def massive_activations(
-    hidden: ArrayLike, magnitude: float = MASSIVE_MAGNITUDE, ratio: float = MASSIVE_RATIO
+    hidden: ArrayLike,
+    magnitude: float = MASSIVE_MAGNITUDE,
+    ratio: float = MASSIVE_RATIO,
+    *,
+    median: ArrayLike | None = None,
 ) -> MassiveActivations:
     """Hidden values above 100 in magnitude and at least 1,000 times the median magnitude of their hidden state.
 
@@ -208,10 +210,10 @@ def massive_activations(
     attention uses them. And both thresholds are conventions: the first depends on the scale of the residual stream,
     which differs between models by orders of magnitude.
 
-    `hidden`, (..., token, hidden), is the residual stream of one sequence after one block: all tokens at hand, over
-    which, and over features, the median is. A dump keeps position 0 alone (``trajectory``, as one token), whose own
-    median stands in for the sequence's there. Raises InputError without token and feature axes, NumericalError for a
-    value that is not finite.
+    `hidden`, (..., token, hidden), is the residual stream of one sequence after one block: all tokens, over which, and
+    over features, the median is. Of tokens picked from a sequence, such as position 0, `median`, (...), is that of the
+    whole sequence (``residual_median`` of a dump). Raises InputError without token and feature axes, NumericalError for
+    a value that is not finite.
 
     >>> hidden = np.random.default_rng(0).normal(scale=0.1, size=(4, 64))
     >>> hidden[0, 7] = -400.0
@@ -223,14 +225,12 @@ def massive_activations(
         raise InputError(f"hidden must have axes (..., token, hidden), got shape {h.shape}")
     if not np.isfinite(h).all():
         raise NumericalError("hidden states must be finite")
-    median = np.median(h, axis=(-2, -1))
-    flags = (h > magnitude) & (h >= ratio * median[..., None, None])
-    return MassiveActivations(flags, flags.sum(axis=(-2, -1)), h.max(axis=(-2, -1)), median)
+    middle = np.median(h, axis=(-2, -1)) if median is None else np.asarray(median, dtype=np.float64)
+    flags = (h > magnitude) & (h >= ratio * middle[..., None, None])
+    return MassiveActivations(flags, flags.sum(axis=(-2, -1)), h.max(axis=(-2, -1)), middle)
 
 
-def _pairs(
-    logit: ArrayLike, offsets: ArrayLike, sink_logit: ArrayLike | None
-) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
+def _pairs(logit: ArrayLike, offsets: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
     """Logits by pair, (sequence, ..., pair), with the query and the offset of each pair."""
     s, d = np.asarray(logit, dtype=np.float64), np.asarray(offsets)
     if s.ndim < 3 or d.shape != s.shape[-1:] or d.dtype.kind not in "iu" or np.unique(d).size != d.size:
@@ -238,20 +238,11 @@ def _pairs(
             f"logit must be (sequence, ..., query, offset) with distinct integer offsets, got shape {s.shape} and "
             f"offsets of shape {d.shape}"
         )
-    i = np.arange(s.shape[-2])
-    key = i[:, None] - d
-    if sink_logit is not None:
-        first = np.asarray(sink_logit, dtype=np.float64)
-        if first.shape != s.shape[:-1]:
-            raise InputError(f"sink_logit must have shape {s.shape[:-1]}, got {first.shape}")
-        if (~np.isnan(s) & (key == 0)).any():
-            raise InputError("logit holds key 0 already; leave sink_logit out")
-        s = np.concatenate([s, first[..., None]], axis=-1)
-        key = np.column_stack([key, np.zeros_like(i)])
+    key = np.arange(s.shape[-2])[:, None] - d
     there = ~np.isnan(s).reshape(-1, *key.shape)
     if (there != there[0]).any() or np.isinf(s).any():
         raise NumericalError("logits must be finite, or NaN at the same pairs in every sequence and head")
     query, column = np.nonzero(there[0] & (key >= 0))
     if query.size == 0:
         raise DesignError("there is no pair of query and key")
-    return np.ascontiguousarray(s[..., query, column]), query, query - key[query, column]
+    return np.ascontiguousarray(s[..., query, column]), query, d[column]

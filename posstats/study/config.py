@@ -63,6 +63,7 @@ class AnalysisConfig:
         parts += [] if model.ntk_factor is None else [f"ntk-{model.ntk_factor:g}"]
         parts += [] if model.sliding_window is None else [f"window-{model.sliding_window}"]
         parts += [] if model.adapter is None else [f"adapted-{place_label(Path(model.adapter))}"]
+        parts += [] if model.untrained is None else [f"untrained-{model.untrained}"]
         parts += [] if token is None else [f"bos-{plain(str(token))}"]
         return "-".join(parts)
 

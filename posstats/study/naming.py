@@ -4,7 +4,7 @@ import hashlib
 import re
 from pathlib import Path
 
-from posstats.vocabulary import DEFAULT_MODEL, is_path
+from posstats.vocabulary import PACKAGED_MODELS, is_path
 
 #: The configuration whose dumps and results lie in the folders that it names, in none of its own.
 _DEFAULT = "default.toml"
@@ -51,7 +51,7 @@ def place_label(path: Path) -> str:
 def _place(name: str) -> Path | None:
     """Where a model lies, if its name is a path: that of the default model and hub ids are none."""
     path = Path(name).expanduser()
-    return path.resolve() if name != DEFAULT_MODEL and (is_path(name) or path.is_dir()) else None
+    return path.resolve() if name not in PACKAGED_MODELS and (is_path(name) or path.is_dir()) else None
 
 
 def own_folder(folder: str, config: Path) -> str:

@@ -135,6 +135,7 @@ def _prepared(
         ntk_factor=model.ntk_factor,
         sliding_window=model.sliding_window,
         adapter=model.adapter,
+        untrained=model.untrained,
     )
     check_length(sequences.length, max_length(loaded))
     if model.sliding_window is not None:

@@ -27,7 +27,8 @@ class ModelConfig:
     Attributes
     ----------
     name : str
-        "smollm2-135m" (the embedded default model), a local folder, a .gguf file, or a hub id.
+        "smollm2-135m" (the embedded default model), "gemma3-270m" (after `make gemma`), a local folder, a .gguf
+        file, or a hub id.
     revision : str, optional
         Branch, tag or commit of a hub id.
     dtype : str
@@ -36,6 +37,8 @@ class ModelConfig:
         Inference-time variant: NTK-aware scaling of plain RoPE by this factor, a window of so many keys in every layer.
     adapter : str, optional
         Folder of a low-rank adapter, which brings the architecture that the model was trained on under.
+    untrained : int, optional
+        Seed of the initialisation that takes the place of the weights.
     """
 
     name: str = DEFAULT_MODEL
@@ -44,6 +47,7 @@ class ModelConfig:
     ntk_factor: float | None = None
     sliding_window: int | None = None
     adapter: str | None = None
+    untrained: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

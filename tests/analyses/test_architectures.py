@@ -43,7 +43,7 @@ def command(folder):
     def small(*arguments, **options):
         """What contrasts need and no more: the conditions of the other claims have their own tests."""
         config = whole(*arguments, **options)
-        assert {"shift=64", "repeat", "bos@16", "trajectory=token:7@1"} < set(config.record.conditions)
+        assert {"shift=64", "repeat", "bos@16", "trajectory=tokens:4@1"} < set(config.record.conditions)
         record = replace(config.record, conditions=("baseline", *models.REPLACEMENTS))
         return replace(config, record=record)
 
@@ -56,7 +56,7 @@ def command(folder):
             arguments = ["--adapters", "adapters", "--dumps", "dumps", "--out", "results", "--docs", "docs"]
             arguments = [str(folder / one) if not one.startswith("--") else one for one in arguments]
             (folder / "docs").mkdir(exist_ok=True)
-            study.main([*arguments, "--quick", "--model", str(folder / "base"), "--token", "7", "--layer", "1", *more])
+            study.main([*arguments, "--quick", "--model", str(folder / "base"), "--layer", "1", *more])
 
     return call
 
@@ -167,7 +167,7 @@ def test_the_analysis_imports_no_torch():
 
 
 def test_a_window_that_never_binds_is_refused_before_recording(folder, tmp_path):
-    config = models.design(tmp_path, str(tmp_path), token=7, layer=1, quick=True)
+    config = models.design(tmp_path, str(tmp_path), layer=1, quick=True)
     with pytest.raises(InputError, match="window-72: a window of 72 never binds among 72 analysed queries"):
         models.record(models.variants(str(folder / "base"), [], [72]), config)
     assert not list(tmp_path.iterdir())
@@ -188,6 +188,7 @@ def test_adapters_of_another_model_are_refused(folder):
 
 #: Configuration -> tiny model of the same class and structure; the window is to the length as in the configuration.
 SHAPES = {
+    "gemma3-270m": ("gemma3", {"sliding_window": 16}),
     "llama-3.1-8b": ("llama-llama3", {}),
     "mistral-7b-v0.1": ("mistral", {"sliding_window": 32}),
     "mistral-7b-v0.3": ("mistral", {"sliding_window": None}),
@@ -205,14 +206,15 @@ def test_configurations_of_larger_models_run_on_tiny_ones(path, tmp_path):
     tiny.tokenizer().save_pretrained(tmp_path / "model")
     config = load_config(path, model=str(tmp_path / "model"))
     full = config.sequences
-    # Everything 128 times shorter: 12,288 tokens against a window of 4,096 become 96 against 32.
-    shorter = {"bos@64": "bos@16", "bos=tokens:8": "bos=tokens:2", "trajectory=token:1000@1/4": "trajectory=token:7@1"}
+    # Everything 128 times shorter: 12,288 tokens against a window of 4,096 become 96 against 32; of Gemma 32 times.
+    scale = 32 if path.stem == "gemma3-270m" else 128
+    shorter = {"bos@64": "bos@16", "bos=tokens:8": "bos=tokens:2", "trajectory=tokens:8@1/4": "trajectory=tokens:2@1"}
     assert set(shorter) < set(config.record.conditions)
     conditions = tuple(shorter.get(name, name) for name in config.record.conditions)
     config = replace(
         config,
-        sequences=replace(full, n=6, length=full.length // 128),
-        record=replace(config.record, conditions=conditions),
+        sequences=replace(full, n=6, length=full.length // scale),
+        record=replace(config.record, conditions=conditions, offsets=(0, 1, 4, 8)),
         inference=Inference(n_resamples=99, n_permutations=99),
         run=replace(config.run, dumps=str(tmp_path)),
         analyses=AnalysesConfig(("../claims.py",)),
@@ -229,9 +231,9 @@ def test_configurations_of_larger_models_run_on_tiny_ones(path, tmp_path):
 
 
 def test_configurations_of_larger_models_share_the_design_and_ask_everything():
-    configs = [load_config(path) for path in CONFIGURATIONS]
+    configs = [load_config(path) for path in CONFIGURATIONS if path.stem != "gemma3-270m"]
     assert len({config.sequences for config in configs}) == len({config.record for config in configs}) == 1
-    assert configs[0].sequences.length > 4096
+    assert configs[0].sequences.length // 2 > 4096
     default = load_config(trained.ROOT / "analyses" / "default.toml").analyses.files
     for config in configs:
         assert config.analyses.files == tuple(f"../{name}" for name in default)

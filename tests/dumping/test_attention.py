@@ -152,8 +152,8 @@ def test_linear_r2_is_the_metric_of_every_pair():
     found = layer_statistics(x, Wanted(24, (0,)))
     for row in range(3):
         one = linear_position_r2(*explicit_offsets(logits[[row]]))
-        np.testing.assert_allclose(found.linear_r2_offset[row], one.r2_relative, atol=1e-12)
-        np.testing.assert_allclose(found.linear_r2_position[row], one.r2_full, atol=1e-12)
+        np.testing.assert_allclose(found.linear_r2_offset[row], one.r2_relative[0], atol=1e-12)
+        np.testing.assert_allclose(found.linear_r2_position[row], one.r2_full[0], atol=1e-12)
     position = torch.arange(24, dtype=torch.float64)
     query, key = torch.ones(2, 1, 1, 24, 2, dtype=torch.float64)
     query[..., 0], key[..., 1] = 0.3 * position, -0.1 * position  # s = 0.3 i - 0.1 j

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from posstats.dataset.conditions import Condition, at_depth, parse_condition, parse_conditions
-from posstats.dumping.inputs.conditions import NO_TOKEN, apply, fed_tokens
+from posstats.dumping.inputs.conditions import NO_TOKEN, apply, fed_tokens, substituted_tokens
 from posstats.dumping.inputs.sequences import Sequences, random_sequences
 from posstats.dumping.model.load import embed
 from posstats.errors import InputError
@@ -52,6 +52,7 @@ class TestParsing:
             ("bos=tokens:02", Condition("bos=tokens:2", "tokens", 2)),
             ("trajectory=token:07@00", Condition("trajectory=token:7@0", "trajectory", 7, 0)),
             ("trajectory=token:7@12", Condition("trajectory=token:7@12", "trajectory", 7, 12)),
+            ("trajectory=tokens:08@3", Condition("trajectory=tokens:8@3", "trajectories", 8, 3)),
         ],
     )
     def test_canonical(self, text, expected):
@@ -61,7 +62,8 @@ class TestParsing:
         "text",
         ["", "bos", "bos=", "bos@0", "bos@-1", "shift=0", "shift=-3", "shift=x", "bos=token:", "Repeat",
          "bos=tokens:1", "bos=tokens:", "trajectory=token:7", "trajectory=token:@1", "trajectory=token:7@-1",
-         "trajectory=mean@1", "trajectory=token:7@3/3", "trajectory=token:7@1/0", "trajectory=token:7@0.5"],
+         "trajectory=mean@1", "trajectory=token:7@3/3", "trajectory=token:7@1/0", "trajectory=token:7@0.5",
+         "trajectory=tokens:1@1", "trajectory=tokens:8"],
     )  # fmt: skip
     def test_unknown(self, text):
         with pytest.raises(InputError, match=r"there is no condition .*; the conditions are baseline, bos=zero"):
@@ -83,6 +85,7 @@ class TestParsing:
             ("bos=nil", "bos=none"),
             ("bos-mean", "bos=mean"),
             ("trajectroy=token:5@1", "trajectory=token:ID@L"),
+            ("trajectory=toknes:5@1", "trajectory=tokens:K@L"),
         ],
     )
     def test_what_was_meant(self, text, meant):
@@ -150,6 +153,17 @@ class TestTokens:
         first = fed_tokens(parse_condition("bos=tokens:2"), mine)[:, 0]
         assert len(set(first)) == 2
         np.testing.assert_array_equal(first == first[0], [label in "zm" for label in labels])  # z, a, m, k in turn
+
+    def test_dealt_trajectories_are_those_of_the_dealt_tokens(self, seqs, without, model):
+        first = fed_tokens(parse_condition("bos=tokens:4"), seqs, seed=5)[:, 0]
+        found = feed("trajectory=tokens:4@2", seqs, model, seed=5)
+        np.testing.assert_array_equal(found.token_id, seqs.ids)
+        assert found.substitute.depth == 2
+        np.testing.assert_array_equal(found.substitute.embedding, embed(model, torch.from_numpy(first)[None])[0])
+        np.testing.assert_array_equal(found.substitutes(slice(3, 5)).embedding, found.substitute.embedding[3:5])
+        assert len(set(substituted_tokens(parse_condition("trajectory=tokens:4@0"), without).tolist())) == 4
+        with pytest.raises(InputError, match=r"trajectory=tokens:5@1: every token .* at most 4 with 9 documents"):
+            feed("trajectory=tokens:5@1", seqs, model)
 
     def test_dealt_tokens_have_to_come_back(self, seqs):
         with pytest.raises(InputError, match=r"bos=tokens:5: every token .* at most 4 with 9 documents"):
@@ -241,7 +255,8 @@ class TestEmbeddings:
         for sequences in (seqs, without):
             fed = feed("trajectory=token:7@2", sequences, model)
             assert (fed.anchor, fed.substitute.depth) == (None, 2)
-            torch.testing.assert_close(fed.substitute.embedding, model.get_input_embeddings().weight[7], rtol=0, atol=0)
+            row = model.get_input_embeddings().weight[7].expand(9, -1)
+            torch.testing.assert_close(fed.substitute.embedding, row, rtol=0, atol=0)
             np.testing.assert_array_equal(fed.token_id, sequences.ids)
 
     def test_dtype_is_the_models(self, seqs):

@@ -188,7 +188,10 @@ def test_another_trajectory_from_some_depth_on(family):
     with Recorder(model, length=T, offsets=OFFSETS, probes=(0, 7)) as recorder:
         alone = recorder.record(other.expand(1, T, -1), POSITIONS).trajectory  # whatever stands behind it
         baseline = recorder.record(inputs, POSITIONS)
-        swapped = [recorder.record(inputs, POSITIONS, substitute=Substitute(other[0, 0], depth)) for depth in range(3)]
+        swapped = [
+            recorder.record(inputs, POSITIONS, substitute=Substitute(other[0].expand(2, -1), depth))
+            for depth in range(3)
+        ]
         replaced = recorder.record(torch.cat([other.expand(2, 1, -1), inputs[:, 1:]], 1), POSITIONS)
     for depth, found in enumerate(swapped):
         # Nothing happens before the block; at its input, nothing but to position 0.

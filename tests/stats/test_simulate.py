@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 import xarray as xr
 
+import posstats as ps
 from posstats.errors import DesignError, InputError
 from posstats.stats.pair_products.terms import ORDERS
-from posstats.stats.synthetic.design import Design, Effects, Noise, expected_terms
+from posstats.stats.synthetic.design import Design, Effects, Noise, Population, expected_terms
 from posstats.stats.synthetic.simulate import explicit_logits, record_logits, simulate_stream, simulate_terms
 from posstats.vocabulary import COORDINATES, VARIABLES
 from tests.brute import ANALYSED_VARIABLES, RESIDUAL_TERMS, TERMS, Brute, BruteDump, causal, dump_dataset, octave_bins
@@ -298,6 +299,19 @@ def test_the_steady_state_scatters_like_means_over_reference_queries():
     together = [np.corrcoef(one.steady_logit[0, :, 0, 0, 3], one.steady_log_sum[0, :, 0, 0, -1])[0, 1]
                 for one in (drawn, recorded)]  # fmt: skip
     assert together[0] == pytest.approx(together[1], abs=0.08)
+
+
+@pytest.mark.parametrize("tails", [None, 3])
+def test_log_sums_of_a_sequence_never_fall(tails):
+    """So that every sequence can be decomposed by itself; cutting steps down and up alike leaves the means exact."""
+    design = Design(n_documents=4000, length=16, offsets=(0, 1), noise=Noise(logit=1.5, tails=tails))
+    drawn = simulate_terms(design, 3).steady_log_sum
+    assert (np.diff(drawn, axis=-1) > -1e-12).all()
+    mean = Population.of(design, next(iter(design.conditions.values()))).steady_log_sum
+    error = drawn.std(axis=1) / np.sqrt(4000)
+    assert (np.abs(drawn.mean(axis=1) - mean) < 4.5 * error).all()
+    terms = ps.decompose(ps.simulate(n=8, length=16, offsets=[0, 1]).dataset, reference="sequence")
+    assert np.isfinite(terms.relative).all()
 
 
 def test_attention_on_position_0_stays_a_probability():

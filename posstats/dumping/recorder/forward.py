@@ -40,6 +40,9 @@ class ForwardRecord:
     steady_logit, steady_log_sum : np.ndarray
         (batch, layer, head, lag), nats: means over the reference queries r of s[r, r-lag] and of
         log(sum over d <= lag of exp s[r, r-d]), over those that see the key at that lag; NaN where none does.
+    steady_square : np.ndarray
+        (batch, layer, head), nats^2: mean over lags of the mean over the same queries of
+        (s[r, r-lag] - log sum_d exp s[r, r-d])^2, d over the lags that the query sees.
     attention_received : np.ndarray
         (batch, layer, head, key): mean of A[i, j] over the sampled queries i >= j + 16 that see key j; NaN where none
         does.
@@ -77,6 +80,7 @@ class ForwardRecord:
     log_denominator_rest: np.ndarray
     steady_logit: np.ndarray
     steady_log_sum: np.ndarray
+    steady_square: np.ndarray
     attention_received: np.ndarray
     linear_r2_offset: np.ndarray
     linear_r2_position: np.ndarray
@@ -100,10 +104,10 @@ class Substitute:
     Attributes
     ----------
     embedding : torch.Tensor
-        (hidden,): the other input, in the units of the embedding module's own output.
+        (batch, hidden): the other input of every sequence, in the units of the embedding module's own output.
     depth : int
-        The block, 0 .. layers-1, from whose input on the residual stream at position 0 is that of the other input run
-        alone.
+        The block, 0 .. layers-1, from the input of which on the residual stream at position 0 is that of the other
+        input run alone.
     """
 
     embedding: torch.Tensor
@@ -146,7 +150,7 @@ class Pass:
     anchor : int, optional
         Position of an anchor, the attention on which is recorded.
     substitute : (int, torch.Tensor), optional
-        Depth from which on the residual stream at position 0 is another one, and that one there, (hidden,).
+        Depth from which on the residual stream at position 0 is another one, and that one there, (batch, hidden).
     """
 
     def __init__(
@@ -202,8 +206,7 @@ class Pass:
     def entering(self, depth: int, stream: torch.Tensor) -> torch.Tensor:
         """The residual stream that is to enter a block: `stream`, or with the substitute at position 0."""
         if self.substitute is not None and self.substitute[0] == depth:
-            first = self.substitute[1].to(stream).expand(self.batch, 1, -1)
-            stream = torch.cat([first, stream[:, 1:]], 1)
+            stream = torch.cat([self.substitute[1].to(stream)[:, None], stream[:, 1:]], 1)
             self.keep_residual(depth, stream)
         elif depth == 0:
             self.keep_residual(0, stream)

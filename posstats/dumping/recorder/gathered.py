@@ -165,7 +165,7 @@ class SteadyState:
         self._queries = wanted.reference
         self._last = torch.arange(len(first), device=first.device) - first  # the largest visible lag of each query
         self._lag = torch.arange(wanted.analysed, device=first.device)
-        self._logit, self._log_sum = (empty(wanted.analysed).zero_() for _ in range(2))
+        self._logit, self._log_sum, self._square = (empty(wanted.analysed).zero_() for _ in range(3))
 
     def add(self, lags: torch.Tensor, start: int, stop: int) -> None:
         """Take in the queries start .. stop-1, (..., query, lag)."""
@@ -175,22 +175,25 @@ class SteadyState:
         count = min(len(self._lag), lags.shape[-1])
         logits = lags[..., rows[0] : rows[-1] + 1 : self._step, :count]
         hidden = self._lag[:count] > self._last[[start + row for row in rows], None]
-        if not hidden.any():
-            self._logit[..., :count] += logits.sum(-2)
-            self._log_sum[..., :count] += log_prefix_sums(logits).sum(-2)
-            return
-        self._logit[..., :count] += logits.masked_fill(hidden, 0).sum(-2)
-        sums = log_prefix_sums(logits.masked_fill(hidden, -torch.inf))
-        self._log_sum[..., :count] += sums.masked_fill_(hidden, 0).sum(-2)
+        masked = bool(hidden.any())
+        if masked:
+            logits = logits.masked_fill(hidden, -torch.inf)
+        sums = log_prefix_sums(logits)
+        square = (logits - sums[..., -1:]).square_()
+        for total, values in ((self._logit, logits), (self._log_sum, sums), (self._square, square)):
+            total[..., :count] += (values.masked_fill(hidden, 0) if masked else values).sum(-2)
 
     @property
     def _step(self) -> int:
         return self._queries[1] - self._queries[0] if len(self._queries) > 1 else 1
 
-    def means(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Mean logits and mean log sums, (..., lag); NaN where no reference query sees the key at that lag."""
+    def means(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Mean logits and mean log sums, (..., lag); mean square of their difference from the whole log sum, (...).
+
+        NaN where no reference query sees the key at that lag.
+        """
         count = (self._lag <= self._last[self._queries, None]).sum(0)
-        return self._logit / count, self._log_sum / count
+        return self._logit / count, self._log_sum / count, (self._square / count).nanmean(-1)
 
 
 class AttentionReceived:

@@ -171,12 +171,14 @@ class Recorder:
             raise InputError(f"anchor {anchor} is outside 1 .. {length - 1}")
         if substitute is not None and not 0 <= substitute.depth < len(self._layers):
             raise InputError(f"the substitute's depth {substitute.depth} is outside 0 .. {len(self._layers) - 1}")
+        if substitute is not None and substitute.embedding.shape != inputs_embeds[:, 0].shape:
+            raise InputError(f"a substitute has one embedding per sequence, not {tuple(substitute.embedding.shape)}")
         with torch.inference_mode():
             alone, swapped = self._alone(inputs_embeds[:, 0], position_ids[:, 0]), None
             if substitute is not None:
-                other = self._alone(substitute.embedding.to(inputs_embeds)[None], position_ids[:1, 0])[0]
-                alone[:, substitute.depth :] = other[substitute.depth :]
-                swapped = substitute.depth, other[substitute.depth]
+                other = self._alone(substitute.embedding.to(inputs_embeds), position_ids[:, 0])
+                alone[:, substitute.depth :] = other[:, substitute.depth :]
+                swapped = substitute.depth, other[:, substitute.depth]
         current = Pass(inputs_embeds, len(self._layers), self.probes, anchor=anchor, substitute=swapped)
         return self._run(current, inputs_embeds, position_ids).finish(alone)
 

@@ -65,6 +65,8 @@ class AttentionStatistics:
     steady_logit, steady_log_sum : torch.Tensor
         (batch, head, lag): means over the reference queries r of s[r, r-lag], and of the log of the sum over d <= lag
         of exp s[r, r-d]; over those that see the key at that lag, NaN where none does.
+    steady_square : torch.Tensor
+        (batch, head): mean over lags of the mean over the same queries of (s[r, r-lag] - log sum_d exp s[r, r-d])^2.
     attention_received : torch.Tensor
         (batch, head, key): mean of A[i, j] over the sampled queries i >= j + 16 that see the key; NaN where none does.
     linear_r2_offset, linear_r2_position : torch.Tensor
@@ -90,6 +92,7 @@ class AttentionStatistics:
     log_denominator_rest: torch.Tensor
     steady_logit: torch.Tensor
     steady_log_sum: torch.Tensor
+    steady_square: torch.Tensor
     attention_received: torch.Tensor
     linear_r2_offset: torch.Tensor
     linear_r2_position: torch.Tensor
@@ -220,7 +223,7 @@ def layer_statistics(inputs: AttentionInputs, wanted: Wanted, anchor: int | None
 
     output, sink_weight, logit = joined(output), joined(sink_weight), joined(logit)
     sink_value_norm, value_norm = value_norms(inputs.value, heads)
-    steady_logit, steady_log_sum = steady.means()
+    steady_logit, steady_log_sum, steady_square = steady.means()
     linear_r2_offset, linear_r2_position, finite = fit.r2(torch.finfo(dtype).eps)
     behind_anchor = slice(length if anchor is None else anchor + FIRST_SINK_QUERY, None)
     return AttentionStatistics(
@@ -231,6 +234,7 @@ def layer_statistics(inputs: AttentionInputs, wanted: Wanted, anchor: int | None
         log_denominator_rest=joined(rest)[..., : wanted.analysed],
         steady_logit=joined(steady_logit),
         steady_log_sum=joined(steady_log_sum),
+        steady_square=joined(steady_square),
         attention_received=joined(received.mean(sink_weight.unflatten(1, (kv_heads, -1)))),
         linear_r2_offset=joined(linear_r2_offset).to(dtype),
         linear_r2_position=joined(linear_r2_position).to(dtype),

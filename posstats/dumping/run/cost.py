@@ -165,6 +165,7 @@ def _measure(model: Any, sequences: Sequences, plan: Plan, count: int, batch: in
         plan,
         conditions=plan.conditions[:1],
         token_id=plan.token_id[:1, some],
+        substitute_id=plan.substitute_id[:1, some],
         sizes=plan.sizes | {"condition": 1, "sequence": count},
         coordinates=plan.coordinates
         | {"condition": plan.coordinates["condition"][:1]}
@@ -175,7 +176,7 @@ def _measure(model: Any, sequences: Sequences, plan: Plan, count: int, batch: in
         path = Path(folder) / "rehearsal.h5"
         pieces = Pieces(parts_folder(path))
         manifest = new_manifest(model, part, RecordOptions(batch_size=batch))
-        work = Work(model, fewer, part, pieces, pieces.agree(manifest))
+        work = Work(model, fewer, part, pieces, pieces.agree(manifest), controls=False)
         start = time.perf_counter()
         work.run((1, 1), path, show=False)
         recorded = time.perf_counter()

@@ -48,7 +48,7 @@ def joined(pieces: Pieces, manifest: Manifest) -> xr.Dataset:
         variables[name] = xr.Variable(VARIABLES[name].dims, lazy)
     coords = {name: (COORDINATES[name][0], values) for name, values in frame.items() if name in COORDINATES}
     attrs = {k: np.array(v) if isinstance(v, list) else v for k, v in manifest.attrs.items()}
-    attrs |= {name: str(value) for name, value in frame.items() if name not in variables and name not in coords}
+    attrs |= {name: value.item() for name, value in frame.items() if name not in variables and name not in coords}
     return xr.Dataset(variables, coords, attrs)
 
 

@@ -31,7 +31,9 @@ from posstats.vocabulary import VARIABLES
 
 #: Variables that come sequence by sequence out of the model; the others are known for the whole dump at once.
 RECORDED = tuple(
-    name for name, spec in VARIABLES.items() if spec.dims[:2] == ("condition", "sequence") and "token_id" not in name
+    name
+    for name, spec in VARIABLES.items()
+    if spec.dims[:2] == ("condition", "sequence") and not name.startswith(("token_id", "substitute_id"))
 )
 
 _PIECE = re.compile(r"(\d+)-(\d+)-(\d+)\.piece")
@@ -148,15 +150,16 @@ class Pieces:
         """Write the manifest."""
         self._write(self._manifest_file, json.dumps(asdict(manifest), indent=1, sort_keys=True).encode())
 
-    def keep_frame(self, manifest: Manifest, frame: Mapping[str, np.ndarray]) -> None:
+    def keep_frame(self, manifest: Manifest, frame: Mapping[str, np.ndarray], attrs: Mapping[str, float | str]) -> None:
         """Keep the variables, coordinates and attributes that are known for the whole dump once its first batch is.
 
-        Raises DumpError if another process found other values for them.
+        Raises DumpError if another process found other values of variables or coordinates; the attributes, which
+        rounding enters, are those of the first one.
         """
         found = self.frame(manifest)
         if found is None:
             packed = BytesIO()
-            np.savez(packed, allow_pickle=False, **frame)
+            np.savez(packed, allow_pickle=False, **frame, **attrs)
             self._write_sealed("frame.npz", manifest, packed.getvalue())
             return
         differ = sorted(name for name in frame if name not in found or not np.array_equal(found[name], frame[name]))

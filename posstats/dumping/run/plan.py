@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from posstats.dataset.conditions import Condition, at_depth, check_positions, parse_conditions
-from posstats.dumping.inputs.conditions import check_condition, fed_tokens
+from posstats.dumping.inputs.conditions import check_condition, fed_tokens, substituted_tokens
 from posstats.dumping.inputs.labels import check_text
 from posstats.dumping.inputs.sequences import Sequences
 from posstats.dumping.inputs.tokens import check_tokenizer
@@ -43,6 +43,8 @@ class Plan:
     seed: int
     #: What is fed: int64, shape (condition, sequence, query).
     token_id: np.ndarray
+    #: What replaces the trajectory of position 0: int64, shape (condition, sequence); -1 where nothing does.
+    substitute_id: np.ndarray
     #: Length of every dimension.
     sizes: dict[str, int]
     #: Number format of what is recorded.
@@ -80,9 +82,12 @@ def make_plan(model: Any, sequences: Sequences, options: RecordOptions, tokenize
         reach = length + (condition.value if condition.kind == "shift" else 0)
         if limit and reach > limit:
             raise InputError(f"{condition.name} needs {reach} positions, the model allows {limit}")
-    token_id = np.stack([fed_tokens(condition, sequences, seed=options.seed) for condition in parsed])
-    for condition, ids in zip(parsed, token_id, strict=True):
-        check_condition(condition, ids, model)
+    token_id, substitute_id = (
+        np.stack([tokens(condition, sequences, seed=options.seed) for condition in parsed])
+        for tokens in (fed_tokens, substituted_tokens)
+    )
+    for condition, ids, substitutes in zip(parsed, token_id, substitute_id, strict=True):
+        check_condition(condition, ids, substitutes, model)
 
     facts = model_facts(model, tokenizer, length=length)
     layers, heads = facts["n_layers"], facts["n_heads"]
@@ -115,15 +120,20 @@ def make_plan(model: Any, sequences: Sequences, options: RecordOptions, tokenize
         probes=probes,
         seed=options.seed,
         token_id=token_id,
+        substitute_id=substitute_id,
         sizes=sizes,
         dtype="float64" if model.dtype == torch.float64 else "float32",
         coordinates=coordinates,
-        attrs=_attributes(facts, sequences, coordinates, token_id, options.seed),
+        attrs=_attributes(facts, sequences, coordinates, (token_id, substitute_id), options.seed),
     )
 
 
 def _attributes(
-    facts: dict[str, Any], sequences: Sequences, coordinates: dict[str, np.ndarray], token_id: np.ndarray, seed: int
+    facts: dict[str, Any],
+    sequences: Sequences,
+    coordinates: dict[str, np.ndarray],
+    tokens: tuple[np.ndarray, ...],
+    seed: int,
 ) -> dict[str, Any]:
     attrs = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in facts.items()}
     attrs |= {
@@ -140,7 +150,7 @@ def _attributes(
     for name, value in attrs.items():
         if isinstance(value, str):
             check_text(name, value)
-    digest = hashlib.sha256(np.ascontiguousarray(token_id, dtype="<i8").tobytes())
+    digest = hashlib.sha256(b"".join(np.ascontiguousarray(ids, dtype="<i8").tobytes() for ids in tokens))
     labels = {name: values.tolist() for name, values in coordinates.items()}
     # A dump that lacks a variable of this version is not the dump of this version.
     digest.update(json.dumps([SCHEMA_VERSION, list(VARIABLES), attrs, labels], sort_keys=True).encode())

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from posstats.arguments import choice, expanded
 from posstats.dumping.inputs.tokens import choice_of_bos, ordinary_beside
-from posstats.dumping.model.checkpoints import default_gguf
+from posstats.dumping.model.checkpoints import PACKAGED
 from posstats.dumping.model.load import configuration, locate, pretrained
 from posstats.dumping.model.variants import check_length, check_window, context_length, own_windows, vary_rope
 from posstats.dumping.recorder.structure import check_config, check_model, decoder_of
@@ -186,9 +186,12 @@ def survey_model(
 
 def _located(name: str, revision: str | None) -> tuple[str, dict[str, Any]]:
     """Folder or repository to read from, and how; a .gguf file is not converted for it."""
-    if name != DEFAULT_MODEL and not name.endswith(".gguf"):
+    packaged = PACKAGED.get(name)
+    if packaged is not None and packaged.file:  # in parts, which are put together once
+        return locate(name, revision, Path("data/models"))
+    if packaged is None and not name.endswith(".gguf"):
         return locate(name, revision, Path())
-    path = default_gguf() if name == DEFAULT_MODEL else expanded(name)
+    path = expanded(name) if packaged is None else packaged.files()[0]
     if not path.is_file():
         raise ModelError(f"there is no file {path}")
     return str(path.parent), {"gguf_file": path.name, "local_files_only": True}

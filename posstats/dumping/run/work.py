@@ -19,6 +19,7 @@ from posstats.dataset.store import followed, write_dump
 from posstats.dumping.inputs.conditions import apply
 from posstats.dumping.inputs.sequences import Sequences
 from posstats.dumping.recorder.recorder import ForwardRecord, Recorder
+from posstats.dumping.run.controls import control_facts
 from posstats.dumping.run.joined import joined
 from posstats.dumping.run.memory import is_out_of_memory, suggested_batch
 from posstats.dumping.run.options import RecordOptions
@@ -49,10 +50,20 @@ def new_manifest(model: Any, plan: Plan, options: RecordOptions) -> Manifest:
 
 
 class Work:
-    """One process's share of a dump."""
+    """One process's share of a dump; `controls` says whether the model's known answers are recorded beside it."""
 
-    def __init__(self, model: Any, sequences: Sequences, plan: Plan, pieces: Pieces, manifest: Manifest) -> None:
+    def __init__(
+        self,
+        model: Any,
+        sequences: Sequences,
+        plan: Plan,
+        pieces: Pieces,
+        manifest: Manifest,
+        *,
+        controls: bool = True,
+    ) -> None:
         self._model, self._plan, self._pieces, self._manifest = model, plan, pieces, manifest
+        self._sequences, self._controls = sequences, controls
         self._feeds = [apply(condition, sequences, model, seed=plan.seed) for condition in plan.conditions]
 
     def run(self, shard: tuple[int, int], path: Path, *, show: bool) -> None:
@@ -66,12 +77,14 @@ class Work:
         if total < sizes["condition"] * sizes["sequence"]:
             share = f" by this shard, {shard[0]} of {shard[1]}" if shard != (1, 1) else ""
             logger.info("%s: %d sequences are left to record%s", path, total, share)
-        if not missing and self._pieces.frame(self._manifest) is None:
+        unknown = self._pieces.frame(self._manifest) is None
+        if not missing and unknown:
             # What is known for the whole dump comes with a batch, whichever it is.
             missing = self._pieces.spans(self._manifest)[:1]
         if not missing:
             return
         self._check_space(total, path)
+        controls = self._known_answers() if self._controls and unknown else {}
         with (
             report_progress(f"dump {path.name}", total, unit="sequence", show=show) as bar,
             self._recorder() as recorder,
@@ -86,7 +99,7 @@ class Work:
                 if record is None:
                     continue
                 if first:
-                    self._keep_frame(recorder)
+                    self._keep_frame(recorder, controls)
                     first = False
                 waiting.append(writer.submit(self._pieces.write, self._manifest, span, _arrays(record)))
                 while waiting and (waiting[0].done() or len(waiting) > _WAITING):
@@ -98,6 +111,14 @@ class Work:
     def _recorder(self) -> Recorder:
         plan = self._plan
         return Recorder(self._model, length=plan.sizes["token"], offsets=plan.offsets, probes=plan.probes)
+
+    def _known_answers(self) -> dict[str, float | str]:
+        try:
+            return control_facts(self._model, self._sequences)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+        return {"control_note": "not enough memory"}
 
     def _next(self, todo: deque[Span]) -> Span:
         """The next span, cut to the batch size."""
@@ -112,8 +133,9 @@ class Work:
         """One forward pass; None, and the span back in front of the others, where memory ran out."""
         feed = self._feeds[span.condition]
         try:
-            batch = feed.batch(self._model, slice(span.start, span.stop))
-            return recorder.record(*batch, anchor=feed.anchor, substitute=feed.substitute)
+            rows = slice(span.start, span.stop)
+            batch = feed.batch(self._model, rows)
+            return recorder.record(*batch, anchor=feed.anchor, substitute=feed.substitutes(rows))
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -132,17 +154,18 @@ class Work:
         todo.appendleft(span)
         return None
 
-    def _keep_frame(self, recorder: Recorder) -> None:
+    def _keep_frame(self, recorder: Recorder, controls: dict[str, float | str]) -> None:
         visible, analysed = recorder.visible_keys, self._plan.sizes["query"]
         everything = visible[:, -1] == visible.shape[1]
         facts = {
             "token_id": self._plan.token_id,
+            "substitute_id": self._plan.substitute_id,
             "visible_keys": visible[:, :analysed],
             "layer_window": np.where(everything, 0, visible.max(axis=1)).astype(np.int32),
             "layer_rotary": np.array(self._plan.attrs["rope_layers"], dtype=np.int8),
             "learned_sink": recorder.learned_sink.astype(self._plan.dtype),
         }
-        self._pieces.keep_frame(self._manifest, self._plan.coordinates | facts | totals(facts))
+        self._pieces.keep_frame(self._manifest, self._plan.coordinates | facts | totals(facts), controls)
 
     def _check_space(self, sequences: int, path: Path) -> None:
         """Refuse work whose result cannot be stored: the new pieces, and beside all pieces the joined file."""

@@ -143,6 +143,10 @@ def simulate_terms(design: Design, seed: int | np.random.SeedSequence = 0) -> Re
     log_sum = mean("steady_log_sum")
     weight = np.exp(steady - log_sum[..., :1])  # any shift will do
     shared = (weight * scatter).cumsum(axis=-1) / weight.cumsum(axis=-1)
+    # One key more never lowers a log-sum: a step down is cut at the share of the key in the sum, less than what it adds
+    # to the mean; a step up as well, so that means stay.
+    step, most = np.diff(shared, axis=-1), (weight / weight.cumsum(axis=-1))[..., 1:]
+    shared[..., 1:] += (step.clip(-most, most) - step).cumsum(axis=-1)
 
     return Recorded(
         logit,
