@@ -1,20 +1,23 @@
 """Sinks: which heads read position 0, and whether they look for the BOS token or the position (docs/method.md, 7)."""
 
 from collections.abc import Iterator
+from typing import Any, Literal, overload
 
 import numpy as np
 import pandas as pd
 import xarray as xr
 
-from posstats.arguments import fraction
+from posstats.arguments import choice, fraction
 from posstats.dataset.blocks import Block, by_layer, head_blocks, read
 from posstats.dataset.door import tolerance_of, whole_dump
 from posstats.dataset.parameters import explained
 from posstats.dataset.terms import select_condition
 from posstats.errors import DesignError
+from posstats.estimators.keys import sink_keys
 from posstats.estimators.rows import NUMBERS, Documents, adjusted, conditions
 from posstats.execution.parallel import side_by_side
 from posstats.results.position0 import SinkContrastResult, SinkResult
+from posstats.results.sinks import KeySinkResult
 from posstats.stats.earlier import SINK_EPSILON
 from posstats.stats.inference.options import Inference
 from posstats.stats.inference.replicates import ratio_at
@@ -26,18 +29,25 @@ _NORMS = ("sink_value_norm", "value_norm")
 _ANCHORS = ("anchor_attention", "anchor_sink_attention")
 
 
+@overload
+def sinks(data: xr.Dataset, *, keys: Literal["first"] = ..., **options: Any) -> SinkResult: ...
+@overload
+def sinks(data: xr.Dataset, *, keys: Literal["all"], **options: Any) -> KeySinkResult: ...
 @explained
 def sinks(
     data: xr.Dataset,
     *,
+    keys: str = "first",
     epsilon: float = SINK_EPSILON,
+    threshold: float = SINK_EPSILON,
     level: float = 0.95,
     method: str | None = None,
     n_resamples: int = 2000,
+    n_permutations: int = 1999,
     seed: int = 0,
     adjust: str = "bh",
-) -> SinkResult:
-    """Find the sink-reading heads, and what they look for.
+) -> SinkResult | KeySinkResult:
+    """Find the sink-reading heads, and what they look for; or the sinks at all keys, and whether they go with tokens.
 
     ``A0[i] = exp s[i, 0] / Z[i]``, averaged over the analysed queries i >= 16 of all sequences. A head is sink-reading
     where that mean is above `epsilon` and the two-sided test of "the mean is epsilon" rejects, q < 1 - level over all
@@ -46,10 +56,16 @@ def sinks(
     Parameters
     ----------
     %(dump)s
+    keys : {"first", "all"}
+        Attention on position 0, head by head; or the attention that every analysed key receives (`attention_received`).
     %(epsilon)s
+    threshold : float
+        Of ``keys="all"``: a sink is a (sequence, head, key) with more mean attention than this, between 0 and 1.
     %(level)s
     %(method)s
     %(n_resamples)s
+    %(n_permutations)s
+        Of ``keys="all"``: whole documents exchange their tokens.
     %(seed)s
     %(adjust)s
         The family is all heads of one condition; for the contrasts, all conditions of one contrast.
@@ -67,6 +83,13 @@ def sinks(
           at the position.
         - `minus_baseline`, under every other condition: the attention on position 0 minus that under the baseline,
           paired.
+    KeySinkResult
+        For ``keys="all"``: the number of sinks per sequence of all layers and by layer, in `by_key` by key and in
+        `by_token` by token id; how many lie at position 0; of those beyond it, how many at the first occurrence of a
+        token, and how many would if the keys of a token in a sequence were exchangeable, the sum over sinks of (first
+        occurrences / occurrences). In `anchoring`, the probability that a key beyond position 0 holds a sink in some
+        head: at tokens that hold one in the other half of the documents, minus that of the other tokens at the same
+        positions.
 
     Raises
     ------
@@ -101,8 +124,10 @@ def sinks(
     >>> int(result.table.sink_reading.sum())  # position 0 takes little more than its share there
     0
     """
-    inference = Inference(level, method, n_resamples, adjust=adjust, seed=seed).of("slope")
-    epsilon = fraction("epsilon", epsilon)
+    inference = Inference(level, method, n_resamples, n_permutations, adjust, seed).of("slope")
+    epsilon, threshold = fraction("epsilon", epsilon), fraction("threshold", threshold)
+    if choice("keys", keys, ("first", "all")) == "all":
+        return sink_keys(data, threshold, inference)
     data = whole_dump(data, ("sink_output_fraction",), "Sinks read a dump")
     design = Documents.of(data, inference)
     if any(name.startswith("bos@") for name in data.condition.values.tolist()):
