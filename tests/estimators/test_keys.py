@@ -147,7 +147,7 @@ def test_a_replacement_token_that_holds_sinks_is_noted(anchored):
     joined = xr.concat(both, "condition", data_vars="minimal", coords="minimal", compat="override", join="override")
     notes = [note for note in ps.sinks(joined, keys="all", n_permutations=9).notes if "sink token" in note]
     assert len(notes) == 1
-    assert notes[0].startswith("bos=token:7: token 7 is itself a sink token, at ")
+    assert notes[0].startswith("bos=token:7: token 7 is a sink token, at ")
 
 
 def test_without_received_attention_or_tokens_and_wrong_options(anchored):
