@@ -1,11 +1,13 @@
 """Sinks: which heads read position 0, and whether they look for the BOS token or the position (docs/method.md, 7)."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Literal, overload
 
 import numpy as np
 import pandas as pd
 import xarray as xr
+from numpy.typing import NDArray
 
 from posstats.arguments import choice, fraction
 from posstats.dataset.blocks import Block, by_layer, head_blocks, read
@@ -13,16 +15,17 @@ from posstats.dataset.door import tolerance_of, whole_dump
 from posstats.dataset.parameters import explained
 from posstats.dataset.terms import select_condition
 from posstats.errors import DesignError
-from posstats.estimators.keys import sink_keys
+from posstats.estimators.keys import sink_keys, sink_replacements
 from posstats.estimators.rows import NUMBERS, Documents, adjusted, conditions
 from posstats.execution.parallel import side_by_side
 from posstats.results.position0 import SinkContrastResult, SinkResult
 from posstats.results.sinks import KeySinkResult
 from posstats.stats.earlier import SINK_EPSILON
 from posstats.stats.inference.options import Inference
-from posstats.stats.inference.replicates import ratio_at
+from posstats.stats.inference.replicates import Replicates, ratio_at
 from posstats.stats.pair_products.terms import Array
 from posstats.stats.position0 import late_attention, queries_that_see_position_0
+from posstats.stats.sinks import selecting
 from posstats.vocabulary import BASELINE, FIRST_SINK_QUERY, Note
 
 _NORMS = ("sink_value_norm", "value_norm")
@@ -76,7 +79,10 @@ def sinks(
         Per condition, layer and head: mean attention on position 0; the fraction of the head's output norm that comes
         from position 0 (``sink_output_fraction``); and the norm of the value at position 0 relative to that of the
         other values, a ratio of sums (NaN in dumps without value norms). In `contrasts`, over those heads whose mean
-        under the baseline exceeds `epsilon` (the estimate; a definition, not a test), every head with the same weight:
+        under the baseline exceeds `epsilon` in a third of the documents, drawn by `seed`, every head with the same
+        weight. The other documents are compared: heads near the threshold that the same documents select would seem to
+        lose attention under any condition.
+
 
         - `bos_minus_position0`, under `bos@P`: the attention on the BOS token at P minus that on position 0, over the
           queries i >= P + 16 from which both are seen well. Above 0 where sinks follow the token, below where they stay
@@ -139,16 +145,21 @@ def sinks(
         rows += _head_rows(one, name, attention[name], design, epsilon)
     table = adjusted(pd.DataFrame(rows), ["condition"], inference, {"p": "q"})
     table["sink_reading"] = (table.estimate > epsilon) & (table.q < 1 - inference.level)
-    notes, settings = design.notes, design.settings | {"sink_epsilon": epsilon, "adjustment": inference.adjust}
+    notes = (*design.notes, *sink_replacements(data, threshold))
+    settings = design.settings | {"sink_epsilon": epsilon, "adjustment": inference.adjust}
     if not set(_NORMS) <= set(data):
         notes = (*notes, Note("this dump holds no value norms: value_norm_ratio is not known", "design"))
-    contrasts = adjusted(_contrasts(data, attention, design, epsilon), ["contrast"], inference, {"p": "q"})
+    select = selecting(len(design.sequences), inference.seed)
+    compared = _part(design, ~select, inference)
+    contrasts = adjusted(
+        _contrasts(data, attention, design, select, compared, epsilon), ["contrast"], inference, {"p": "q"}
+    )
     order = ["condition", "layer", "head", "estimate", "se", "low", "high", "p", "q", "sink_reading"]
     return SinkResult(
         table[[*order, *(name for name in table if name not in order)]],
         settings,
         notes,
-        contrasts=SinkContrastResult(contrasts, settings, design.notes),
+        contrasts=SinkContrastResult(contrasts, settings | compared.settings, compared.notes),
     )
 
 
@@ -201,17 +212,37 @@ def _head_rows(
             yield row
 
 
-def _contrasts(data: xr.Dataset, attention: dict[str, Array], design: Documents, epsilon: float) -> pd.DataFrame:
-    """Rows of the contrasts over the baseline's sink-reading heads."""
+def _part(design: Documents, kept: NDArray[np.bool_], inference: Inference) -> Documents:
+    """Some of the documents, the others having selected the heads."""
+    n = int(kept.sum())
+    replicates = Replicates.of(n, inference.interval, inference.level, inference.n_resamples, inference.seed)
+    sequences = design.sequences[kept]
+    size = {"n_documents": n, "n_sequences": int(sequences.sum()), "selecting_documents": len(kept) - n}
+    notes = (*design.notes, Note(f"{len(kept) - n} other documents select the heads", "design"))
+    return replace(design, sequences=sequences, replicates=replicates, settings=design.settings | size, notes=notes)
+
+
+def _contrasts(
+    data: xr.Dataset,
+    attention: dict[str, Array],
+    design: Documents,
+    select: NDArray[np.bool_],
+    compared: Documents,
+    epsilon: float,
+) -> pd.DataFrame:
+    """Rows of the contrasts over the baseline's sink-reading heads: some documents select them, the others compare."""
     rows: list[dict[str, object]] = []
     if BASELINE in attention:
-        chosen = attention[BASELINE].sum(axis=0) / design.sequences.sum() > epsilon
+        chosen = attention[BASELINE][select].sum(axis=0) / design.sequences[select].sum() > epsilon
         rounding = tolerance_of(data)[1]
 
         def difference(first: Array, second: Array) -> dict[str, object]:
-            means = [sums[:, chosen].mean(axis=1) if chosen.any() else 0 * sums[:, 0, 0] for sums in (first, second)]
-            x = design.mean(np.stack([means[0] - means[1], *means], axis=1))
-            row = design.cell(x, (0,), 0.0, rounding) | {"n_heads": int(chosen.sum())}
+            means = [
+                sums[~select][:, chosen].mean(axis=1) if chosen.any() else 0 * sums[~select][:, 0, 0]
+                for sums in (first, second)
+            ]
+            x = compared.mean(np.stack([means[0] - means[1], *means], axis=1))
+            row = compared.cell(x, (0,), 0.0, rounding) | {"n_heads": int(chosen.sum())}
             row |= {"attention": float(x.estimate[1]), "reference_attention": float(x.estimate[2])}
             if not chosen.any():
                 row |= dict.fromkeys((*NUMBERS, "attention", "reference_attention"), np.nan)

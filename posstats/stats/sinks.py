@@ -142,6 +142,15 @@ class Anchoring:
         return np.stack([first, second, first - second], axis=1)
 
 
+def selecting(n_documents: int, seed: int) -> NDArray[np.bool_]:
+    """Which documents, a random third of them, select the heads that the others compare: (document,).
+
+    >>> int(selecting(48, seed=0).sum()), int(selecting(5, seed=0).sum())
+    (16, 1)
+    """
+    return np.random.default_rng(seed).permutation(n_documents) < n_documents // 3
+
+
 def halves(n_documents: int, seed: int) -> NDArray[np.int64]:
     """Random halves, 0 or 1 per document: (document,).
 

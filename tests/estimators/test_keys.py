@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 import xarray as xr
+from scipy import stats
 
 import posstats as ps
 from posstats.errors import InputError
-from posstats.stats.sinks import Anchoring, first_occurrences, halves, order_blind
+from posstats.stats.sinks import Anchoring, first_occurrences, halves, order_blind, selecting
 from posstats.vocabulary import received_queries
+from tests import position0
 from tests.refused import refused
 
 LENGTH, HALF, VOCABULARY = 96, 48, 12
@@ -157,3 +159,41 @@ def test_without_received_attention_or_tokens_and_wrong_options(anchored):
     weights = np.tril(np.ones((24, 1, 1, LENGTH, LENGTH))) / np.arange(1, LENGTH + 1)[:, None]
     for tokens in (np.zeros((3, 4), int), np.zeros((24, LENGTH)), "text"):
         refused(InputError, "tokens must be whole numbers", ps.from_attention, weights, tokens=tokens, offsets=(0,))
+
+
+def test_contrast_of_heads_selected_by_other_documents_keeps_its_level():
+    """Heads at the threshold, and a condition that does nothing: selected by the same documents they seem to lose."""
+    rng = np.random.default_rng(7)
+    n, runs = 24, 2000
+    rejected = {"other": 0, "same": 0}
+    for run in range(runs):
+        baseline, condition = 0.3 + 0.1 * rng.normal(size=(2, n, 20))
+        select = selecting(n, run)
+        every = np.full(n, True)
+        for name, first, second in (("other", select, ~select), ("same", every, every)):
+            heads = baseline[first].mean(axis=0) > 0.3
+            difference = (condition - baseline)[second][:, heads].mean(axis=1)
+            rejected[name] += stats.ttest_1samp(difference, 0).pvalue < 0.05
+    assert abs(rejected["other"] / runs - 0.05) < 3.5 * np.sqrt(0.05 * 0.95 / runs)
+    assert rejected["same"] / runs > 0.25
+
+
+def test_contrasts_of_sinks_take_heads_from_some_documents_and_compare_the_others():
+    """Heads that only the selecting documents read position 0 with are compared, and in the others they do not."""
+    ds = position0.synthetic(n=24)
+    select = position0.selecting_sequences(ds, seed=3)
+    logit = ds.sink_logit.copy(deep=True)
+    logit.values[:, select, 1, 2] += 40  # a head that reads position 0 in the selecting documents alone
+    found = ps.sinks(ds.assign(sink_logit=logit), seed=3).contrasts
+    row = found.table.set_index(["condition", "contrast"]).loc[("bos=token:7", "minus_baseline")]
+    heads = [(0, 0), (1, 0), (1, 2)]
+    assert row.n_heads == 3
+    x, y = (
+        np.mean([[position0.attention(ds, name, n, *at) for n in np.flatnonzero(~select)] for at in heads], axis=0)
+        for name in ("bos=token:7", "baseline")
+    )
+    assert row.estimate == pytest.approx((x - y).mean())
+    assert row.p == pytest.approx(stats.ttest_1samp(x - y, 0).pvalue, rel=1e-6)
+    assert {name: found.settings[name] for name in ("n_documents", "selecting_documents")} == {
+        "n_documents": 16, "selecting_documents": 8,
+    }  # fmt: skip
