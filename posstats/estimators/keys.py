@@ -38,8 +38,8 @@ def sink_keys(data: xr.Dataset, threshold: float, inference: Inference) -> KeySi
     settings = design.settings | {"sink_threshold": threshold}
     notes = (*design.notes, *sink_replacements(data, threshold))
 
-    def counts(name: str) -> pd.DataFrame:
-        return pd.DataFrame(rows[name], columns=["condition", name, *_LIMITS, *_COUNTS])
+    def counts(*names: str) -> pd.DataFrame:
+        return pd.DataFrame(rows[names[-1]], columns=["condition", *names, *_LIMITS, *_COUNTS])
 
     anchoring = adjusted(pd.DataFrame(rows["anchoring"]), ["condition"], inference, {"p": "q"})
     columns = ["condition", "layers", *NUMBERS, "q", "selected", "others", "n_sinks", "note"]
@@ -48,7 +48,7 @@ def sink_keys(data: xr.Dataset, threshold: float, inference: Inference) -> KeySi
         counts("layers"),
         settings,
         notes,
-        by_key=SinkCountResult(counts("key"), settings, notes),
+        by_key=SinkCountResult(counts("layers", "key"), settings, notes),
         by_token=SinkCountResult(counts("token"), settings, notes),
         anchoring=SinkAnchoringResult(anchoring[columns], settings | tested, notes),
     )
@@ -120,11 +120,12 @@ def _rows(found: _Sinks, design: Documents, inference: Inference) -> Iterator[tu
     """Name of a table, and a row of it."""
     total = np.sum(list(found.counts.values()), axis=0)
     for layers, counts in {_ALL: total, **{str(layer): one for layer, one in found.counts.items()}}.items():
-        yield "layers", _counts({"layers": layers}, found.numbers(counts).sum(axis=1)[:, None], design)[0]
+        by_key = found.numbers(counts)
+        yield "layers", _counts({"layers": layers}, by_key.sum(axis=1)[:, None], design)[0]
+        for row in _counts({"layers": layers, "key": np.arange(by_key.shape[1])}, by_key, design):
+            yield "key", row
         yield "anchoring", {"layers": layers} | _anchoring(found, counts, design, inference)
     by_key = found.numbers(total)
-    for row in _counts({"key": np.arange(by_key.shape[1])}, by_key, design):
-        yield "key", row
     tokens, codes = np.unique(found.token[total > 0], return_inverse=True)
     by_token = np.zeros((len(total), len(tokens), 4))
     np.add.at(by_token, (np.nonzero(total)[0], codes), by_key[total > 0])
@@ -143,7 +144,7 @@ def _counts(key: dict[str, object], numbers: Array, design: Documents) -> list[d
         share = sums[:, 1] / sums[:, 0]
     columns |= {"n_sinks": sums[:, 0].astype(int), "position_0_share": share}
     columns |= {"n_first": sums[:, 2].astype(int), "expected_first": sums[:, 3]}
-    frame = pd.DataFrame({name: np.atleast_1d(value) for name, value in (key | columns).items()})
+    frame = pd.DataFrame(key | columns)
     return frame.to_dict("records")
 
 

@@ -63,7 +63,7 @@ class KeySinkResult(SinkCountResult):
     Attributes
     ----------
     by_key, by_token : SinkCountResult
-        The same of all layers, by key and by token id, the tokens with most sinks first.
+        The same by key, and of all layers by token id, the tokens with most sinks first.
     anchoring : SinkAnchoringResult
         Whether sinks beyond position 0 go with tokens.
     """
