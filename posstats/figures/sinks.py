@@ -35,6 +35,16 @@ def sink_map(result: KeySinkResult, ax: Axes | None = None, *, condition: str = 
     ------
     InputError
         If the result lacks the condition.
+
+    Examples
+    --------
+    >>> import posstats as ps
+    >>> weights = np.tril(np.ones((30, 1, 1, 64, 64)))
+    >>> weights[..., 5] *= 200  # all queries behind key 5 read it
+    >>> weights /= weights.sum(-1, keepdims=True)
+    >>> ds = ps.from_attention(weights, tokens=np.ones((30, 64), int), offsets=(0, 1))
+    >>> sink_map(ps.sinks(ds, keys="all", n_permutations=9)).get_ylabel()
+    'layer'
     """
     check_result(result, KeySinkResult, of="posstats.sinks(..., keys='all')")
     table = _rows(result.by_key.table, condition)
@@ -54,7 +64,7 @@ def sink_map(result: KeySinkResult, ax: Axes | None = None, *, condition: str = 
     )  # fmt: skip
     ax.figure.colorbar(image, ax=ax).set_label("sinks (per sequence)")
     return captioned(ax, result, f"{condition}: attention received above {result.settings['sink_threshold']}\n",
-                     drawn="{level} intervals are in the table")  # fmt: skip
+                     drawn="{level} intervals in the table")  # fmt: skip
 
 
 def sink_tokens(result: KeySinkResult, ax: Axes | None = None, *, condition: str = BASELINE, n: int = 10) -> Axes:
@@ -79,6 +89,16 @@ def sink_tokens(result: KeySinkResult, ax: Axes | None = None, *, condition: str
     ------
     InputError
         If the result lacks the condition, or `n` is not allowed.
+
+    Examples
+    --------
+    >>> import posstats as ps
+    >>> weights = np.tril(np.ones((30, 1, 1, 64, 64)))
+    >>> weights[..., 5] *= 200  # all queries behind key 5 read it
+    >>> weights /= weights.sum(-1, keepdims=True)
+    >>> ds = ps.from_attention(weights, tokens=np.ones((30, 64), int), offsets=(0, 1))
+    >>> sink_tokens(ps.sinks(ds, keys="all", n_permutations=9)).get_ylabel()
+    'token (id)'
     """
     check_result(result, KeySinkResult, of="posstats.sinks(..., keys='all')")
     n = whole_number("n", n, 1, 100)
@@ -96,13 +116,14 @@ def sink_tokens(result: KeySinkResult, ax: Axes | None = None, *, condition: str
     ax.plot(table.expected_first, at, "D", color=COLOURS[1], markersize=4, label="expected there in any order")
     ax.set_yticks(at, labels=table.token.astype(str))
     legend_below(ax, ncols=3)
-    return captioned(ax, result, f"{condition}\n", drawn="{level} intervals are in the table")
+    return captioned(ax, result, f"{condition}\n", drawn="{level} intervals in the table")
 
 
 def reach_by_layer(result: ReachResult, ax: Axes | None = None, *, condition: str = BASELINE) -> Axes:
     """Residual magnitude by layer and query in windows, with the horizon of position 0 drawn in.
 
-    Only layers with a window are drawn. White cells have an estimate at or below 0.
+    A horizon beyond the analysed queries is drawn at the top. Only layers with a window are drawn. White cells have an
+    estimate at or below 0.
 
     Parameters
     ----------
@@ -147,14 +168,14 @@ def reach_by_layer(result: ReachResult, ax: Axes | None = None, *, condition: st
     ends = np.minimum((by_layer.horizon + 1) / by_layer.window, top)
     for k, (layer, end) in enumerate(ends.items()):
         ax.plot([layer - 0.5, layer + 0.5], [end, end], color=COLOURS[1], linewidth=2,
-                label=None if k else "horizon of position 0 (at the top: beyond the analysed queries)")  # fmt: skip
+                label=None if k else "horizon of position 0")  # fmt: skip
     ax.set_xlim(table.layer.min() - 0.5, table.layer.max() + 0.5)
     ax.set_ylim(0, top)
     counting_axis(ax, "layer")
     ax.set_ylabel("query i / W (windows)")
     ax.figure.colorbar(cells, ax=ax).set_label("residual magnitude (nats²)")
     legend_below(ax, ncols=1)
-    return captioned(ax, result, f"{condition}\n", drawn="{level} intervals are in the table")
+    return captioned(ax, result, f"{condition}\n", drawn="{level} intervals in the table")
 
 
 def _rows(table: pd.DataFrame, condition: str) -> pd.DataFrame:

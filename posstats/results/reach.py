@@ -30,8 +30,8 @@ class ReachResult(Result):
 
     Key column `zone`: position 0 is `in sight` of the query, ``i < W``; `within reach` of its input,
     ``i <= horizon``; or `beyond reach`, where the expected value is 0. Columns added: `window`, the layer's W in tokens
-    (NaN where it has none), `horizon`, the last query within reach, the bin's edges `first_window` and `last_window` in
-    windows, sign-flip `p` of "no mean departure in this bin" and `q`.
+    (infinite where it has none), `horizon`, the last query within reach, the edges of the bin in windows,
+    `first_window` and `last_window`, sign-flip `p` of "no mean departure in this bin" and `q`.
 
     Attributes
     ----------
