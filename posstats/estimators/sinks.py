@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, Literal, overload
+from typing import Literal, overload
 
 import numpy as np
 import pandas as pd
@@ -33,9 +33,15 @@ _ANCHORS = ("anchor_attention", "anchor_sink_attention")
 
 
 @overload
-def sinks(data: xr.Dataset, *, keys: Literal["first"] = ..., **options: Any) -> SinkResult: ...
+def sinks(
+    data: xr.Dataset, *, keys: Literal["first"] = ..., epsilon: float = ..., threshold: float = ..., level: float = ...,
+    method: str | None = ..., n_resamples: int = ..., n_permutations: int = ..., seed: int = ..., adjust: str = ...,
+) -> SinkResult: ...  # fmt: skip
 @overload
-def sinks(data: xr.Dataset, *, keys: Literal["all"], **options: Any) -> KeySinkResult: ...
+def sinks(
+    data: xr.Dataset, *, keys: Literal["all"], epsilon: float = ..., threshold: float = ..., level: float = ...,
+    method: str | None = ..., n_resamples: int = ..., n_permutations: int = ..., seed: int = ..., adjust: str = ...,
+) -> KeySinkResult: ...  # fmt: skip
 @explained
 def sinks(
     data: xr.Dataset,

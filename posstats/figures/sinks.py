@@ -165,7 +165,7 @@ def reach_by_layer(result: ReachResult, ax: Axes | None = None, *, condition: st
     ax.add_collection(cells)
     by_layer = table.groupby("layer").first()
     top = float(table.last_window.max())
-    ends = np.minimum((by_layer.horizon + 1) / by_layer.window, top)
+    ends = ((by_layer.horizon + 1) / by_layer.window).clip(upper=top)
     for k, (layer, end) in enumerate(ends.items()):
         ax.plot([layer - 0.5, layer + 0.5], [end, end], color=COLOURS[1], linewidth=2,
                 label=None if k else "horizon of position 0")  # fmt: skip

@@ -19,6 +19,8 @@ from posstats.dataset.store import write_dump
 from posstats.estimators import position_tests as positions
 from posstats.report.methods import citation
 from posstats.results import position0 as results_position0
+from posstats.results import reach as results_reach
+from posstats.results import sinks as results_sinks
 from posstats.results.base import LeakageResult, MagnitudeResult, PositionResult, RemovalResult, Result, ShareResult
 from posstats.results.columns import COLUMNS
 from posstats.results.comparison import ModelLevelResult, ModelSlopeResult, WideResult
