@@ -145,7 +145,8 @@ def _counts(key: dict[str, object], numbers: Array, design: Documents) -> list[d
     columns |= {"n_sinks": sums[:, 0].astype(int), "position_0_share": share}
     columns |= {"n_first": sums[:, 2].astype(int), "expected_first": sums[:, 3]}
     frame = pd.DataFrame(key | columns)
-    return [dict(zip(frame, row, strict=True)) for row in frame.itertuples(index=False)]
+    names = [*key, *columns]
+    return [dict(zip(names, row, strict=True)) for row in frame.itertuples(index=False)]
 
 
 def _anchoring(found: _Sinks, counts: NDArray[np.int64], design: Documents, inference: Inference) -> dict[str, object]:

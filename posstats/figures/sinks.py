@@ -166,7 +166,7 @@ def reach_by_layer(result: ReachResult, ax: Axes | None = None, *, condition: st
     by_layer = table.groupby("layer").first()
     top = float(table.last_window.max())
     ends = ((by_layer.horizon + 1) / by_layer.window).clip(upper=top)
-    for k, (layer, end) in enumerate(ends.items()):
+    for k, (layer, end) in enumerate(zip(by_layer.index.to_numpy(float), ends, strict=True)):
         ax.plot([layer - 0.5, layer + 0.5], [end, end], color=COLOURS[1], linewidth=2,
                 label=None if k else "horizon of position 0")  # fmt: skip
     ax.set_xlim(table.layer.min() - 0.5, table.layer.max() + 0.5)
