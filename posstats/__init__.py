@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from posstats.estimators.leakage import leakage, magnitude, removal, shares, size
     from posstats.estimators.model_level import model_level
     from posstats.estimators.position_tests import position_tests
+    from posstats.estimators.reach import reach
     from posstats.estimators.readers import readers
     from posstats.estimators.sinks import sinks
     from posstats.estimators.trajectory import trajectory
@@ -58,6 +59,7 @@ _HOMES = {
     "open_dump": "posstats.dataset.store",
     "position_tests": "posstats.estimators.position_tests",
     "random_sequences": "posstats.dumping.inputs.sequences",
+    "reach": "posstats.estimators.reach",
     "readers": "posstats.estimators.readers",
     "removal": "posstats.estimators.leakage",
     "repeat_sequences": "posstats.dumping.inputs.sequences",
@@ -88,6 +90,7 @@ __all__ = [
     "open_dump",
     "position_tests",
     "random_sequences",
+    "reach",
     "readers",
     "removal",
     "repeat_sequences",

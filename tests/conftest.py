@@ -22,11 +22,14 @@ def results():
     import posstats as ps
     from posstats.estimators.earlier_metrics import trap_table
     from tests import position0
+    from tests.sinks import anchored
 
     ds = ps.simulate(n=24, length=80, offsets=(0, 1, 2), conditions=["baseline", "bos=mean"], seed=0).dataset
     deep = ps.simulate(n=24, length=80, offsets=(0, 1, 2), layers=3, heads=2, seed=0).dataset
     first = position0.synthetic(n=24)
     sinks, trajectory = ps.sinks(first, method="bootstrap", n_resamples=99), ps.trajectory(first, n_permutations=9)
+    keys = ps.sinks(anchored("token")[0], keys="all", n_permutations=9)
+    reach = ps.reach(ps.simulate(n=24, length=64, layers=2, window=8, seed=0).dataset, offsets=[0, 1], n_permutations=9)
     by, quick = ["layer", "head"], {"n_resamples": 99}
     return [
         ps.leakage(ds, by=by, method="bootstrap", **quick),
@@ -43,6 +46,12 @@ def results():
         trap_table(n=24, length=32),
         sinks,
         sinks.contrasts,
+        keys,
+        keys.by_key,
+        keys.by_token,
+        keys.anchoring,
+        reach,
+        reach.slope,
         trajectory,
         trajectory.identification,
         ps.readers(first, n_permutations=9),

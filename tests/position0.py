@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 
 import posstats as ps
+from posstats.stats.sinks import selecting
 from tests.sealed import sealed
 
 
@@ -58,3 +59,9 @@ def displacement(terms, condition, baseline, layer, head, queries):
     documents = terms.document.values
     pairs = [(n, m) for n, m in itertools.permutations(range(len(u)), 2) if documents[n] != documents[m]]
     return np.mean([np.mean(u[n] * u[m]) for n, m in pairs])
+
+
+def selecting_sequences(ds, seed=0):
+    """Sequences of the documents that select heads."""
+    documents = np.unique(ds.document.values, return_inverse=True)[1]
+    return selecting(documents.max() + 1, seed)[documents]

@@ -11,7 +11,7 @@ from posstats.arguments import items, labels, several, shown, text
 from posstats.dataset.simulate import recorded_dataset
 from posstats.errors import InputError
 from posstats.stats.synthetic.simulate import record_logits
-from posstats.vocabulary import BASELINE, DEFAULT_OFFSETS
+from posstats.vocabulary import BASELINE, DEFAULT_OFFSETS, RECEIVED_DISTANCE, received_queries
 
 #: Most that the weights of a query may miss 1 by, whatever their number format.
 _LARGEST_MISS = 1e-2
@@ -21,6 +21,7 @@ def from_attention(
     weights: Any,
     *,
     document: Sequence[Any] | None = None,
+    tokens: Any = None,
     offsets: Sequence[int] = DEFAULT_OFFSETS,
     layers: Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
@@ -40,6 +41,8 @@ def from_attention(
         keys that a query sees must be a run that ends at it.
     document : sequence, optional
         Label of the document of each sequence, the resampling unit; each its own by default.
+    tokens : array_like of int, (sequence, token), optional
+        Ids of the tokens, which sinks at all keys need.
     offsets : sequence of int
         Distances from query to key that are analysed.
     layers, heads : sequence of int, optional
@@ -50,7 +53,8 @@ def from_attention(
     Returns
     -------
     xarray.Dataset
-        The variables of a dump that leakage, shares, sizes, magnitudes, removal, position tests and decoding read.
+        The variables of a dump that leakage, shares, sizes, magnitudes, removal, position tests, decoding and, with
+        `tokens`, sinks at all keys read.
 
     Raises
     ------
@@ -85,7 +89,35 @@ def from_attention(
     with np.errstate(divide="ignore"):  # what no query sees
         logits = {name: np.log(array) for name, array in arrays.items()}
     recorded = record_logits(logits, offsets, visible_keys=visible_keys)
-    return recorded_dataset(recorded, length, {"model": text("source", source)}, coordinates=own)
+    received = np.stack([_received(array, visible_keys) for array in arrays.values()])
+    own |= {"key": np.arange(length // 2)}
+    extra = {"attention_received": received}
+    if tokens is not None:
+        own |= {"token": np.arange(length)}
+        ids = _tokens(tokens, (n_sequences, length))
+        extra |= {"token_id": np.repeat(ids[None], len(arrays), axis=0)}
+    return recorded_dataset(recorded, length, {"model": text("source", source)}, extra, coordinates=own)
+
+
+def _received(weights: NDArray[np.float64], visible_keys: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Mean attention on the keys of the first half, from sampled queries that see them from afar."""
+    length = weights.shape[-1]
+    queries = np.array(received_queries(length))
+    lag = queries[:, None] - np.arange(length // 2)
+    far = (lag >= RECEIVED_DISTANCE) & (lag < visible_keys[:, queries, None])  # (layer, query, key)
+    total = np.einsum("nlhqk,lqk->nlhk", weights[..., queries, : length // 2], far, optimize=True)
+    count = far.sum(axis=1)[:, None]
+    return np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0)
+
+
+def _tokens(given: Any, shape: tuple[int, int]) -> NDArray[np.int64]:
+    try:
+        ids = np.asarray(given)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"tokens cannot be read as an array: {error}") from error
+    if ids.shape != shape or ids.dtype.kind not in "iu":
+        raise InputError(f"tokens must be whole numbers of shape {shape}, not {ids.dtype} of shape {ids.shape}.")
+    return ids.astype(np.int64)
 
 
 def _checked(weights: Any, name: str) -> NDArray[np.float64]:

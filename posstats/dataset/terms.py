@@ -119,7 +119,7 @@ def decompose(
         join="exact",
     )  # fmt: skip
     order_of_dims = ("condition", "sequence", "layer", "head", "query", "offset")
-    kept = [name for name in (*SEALED, "steady_square") if name in ds]
+    kept = [name for name in (*SEALED, "steady_square", "layer_window") if name in ds]
     terms = ds[kept].assign(dict(zip(output, arrays, strict=True)))
     terms = terms.assign_coords({name: ds[name] for name in ds.coords if set(ds[name].dims) <= set(terms.sizes)})
     for name in output:

@@ -1,43 +1,62 @@
 """Sinks: which heads read position 0, and whether they look for the BOS token or the position (docs/method.md, 7)."""
 
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import Literal, overload
 
 import numpy as np
 import pandas as pd
 import xarray as xr
+from numpy.typing import NDArray
 
-from posstats.arguments import fraction
+from posstats.arguments import choice, fraction
 from posstats.dataset.blocks import Block, by_layer, head_blocks, read
 from posstats.dataset.door import tolerance_of, whole_dump
 from posstats.dataset.parameters import explained
 from posstats.dataset.terms import select_condition
 from posstats.errors import DesignError
+from posstats.estimators.keys import sink_keys, sink_replacements
 from posstats.estimators.rows import NUMBERS, Documents, adjusted, conditions
 from posstats.execution.parallel import side_by_side
 from posstats.results.position0 import SinkContrastResult, SinkResult
+from posstats.results.sinks import KeySinkResult
 from posstats.stats.earlier import SINK_EPSILON
 from posstats.stats.inference.options import Inference
-from posstats.stats.inference.replicates import ratio_at
+from posstats.stats.inference.replicates import Replicates, ratio_at
 from posstats.stats.pair_products.terms import Array
 from posstats.stats.position0 import late_attention, queries_that_see_position_0
+from posstats.stats.sinks import selecting
 from posstats.vocabulary import BASELINE, FIRST_SINK_QUERY, Note
 
 _NORMS = ("sink_value_norm", "value_norm")
 _ANCHORS = ("anchor_attention", "anchor_sink_attention")
 
 
+@overload
+def sinks(
+    data: xr.Dataset, *, keys: Literal["first"] = ..., epsilon: float = ..., threshold: float = ..., level: float = ...,
+    method: str | None = ..., n_resamples: int = ..., n_permutations: int = ..., seed: int = ..., adjust: str = ...,
+) -> SinkResult: ...  # fmt: skip
+@overload
+def sinks(
+    data: xr.Dataset, *, keys: Literal["all"], epsilon: float = ..., threshold: float = ..., level: float = ...,
+    method: str | None = ..., n_resamples: int = ..., n_permutations: int = ..., seed: int = ..., adjust: str = ...,
+) -> KeySinkResult: ...  # fmt: skip
 @explained
 def sinks(
     data: xr.Dataset,
     *,
+    keys: str = "first",
     epsilon: float = SINK_EPSILON,
+    threshold: float = SINK_EPSILON,
     level: float = 0.95,
     method: str | None = None,
     n_resamples: int = 2000,
+    n_permutations: int = 1999,
     seed: int = 0,
     adjust: str = "bh",
-) -> SinkResult:
-    """Find the sink-reading heads, and what they look for.
+) -> SinkResult | KeySinkResult:
+    """Find the sink-reading heads, and what they look for; or the sinks at all keys, and whether they go with tokens.
 
     ``A0[i] = exp s[i, 0] / Z[i]``, averaged over the analysed queries i >= 16 of all sequences. A head is sink-reading
     where that mean is above `epsilon` and the two-sided test of "the mean is epsilon" rejects, q < 1 - level over all
@@ -46,10 +65,16 @@ def sinks(
     Parameters
     ----------
     %(dump)s
+    keys : {"first", "all"}
+        Attention on position 0, head by head; or the attention that every analysed key receives (`attention_received`).
     %(epsilon)s
+    threshold : float
+        Of ``keys="all"``: a sink is a (sequence, head, key) with more mean attention than this, between 0 and 1.
     %(level)s
     %(method)s
     %(n_resamples)s
+    %(n_permutations)s
+        Of ``keys="all"``: whole documents exchange their tokens.
     %(seed)s
     %(adjust)s
         The family is all heads of one condition; for the contrasts, all conditions of one contrast.
@@ -60,13 +85,23 @@ def sinks(
         Per condition, layer and head: mean attention on position 0; the fraction of the head's output norm that comes
         from position 0 (``sink_output_fraction``); and the norm of the value at position 0 relative to that of the
         other values, a ratio of sums (NaN in dumps without value norms). In `contrasts`, over those heads whose mean
-        under the baseline exceeds `epsilon` (the estimate; a definition, not a test), every head with the same weight:
+        under the baseline exceeds `epsilon` in a third of the documents, drawn by `seed`, every head with the same
+        weight. The other documents are compared: heads near the threshold that the same documents select would seem to
+        lose attention under any condition.
+
 
         - `bos_minus_position0`, under `bos@P`: the attention on the BOS token at P minus that on position 0, over the
           queries i >= P + 16 from which both are seen well. Above 0 where sinks follow the token, below where they stay
           at the position.
         - `minus_baseline`, under every other condition: the attention on position 0 minus that under the baseline,
           paired.
+    KeySinkResult
+        For ``keys="all"``: the number of sinks per sequence of all layers and by layer, in `by_key` by key and in
+        `by_token` by token id; how many lie at position 0; of those beyond it, how many at the first occurrence of a
+        token, and how many would if the keys of a token in a sequence were exchangeable, the sum over sinks of (first
+        occurrences / occurrences). In `anchoring`, the probability that a key beyond position 0 holds a sink in some
+        head: at tokens that hold one in the other half of the documents, minus that of the other tokens at the same
+        positions.
 
     Raises
     ------
@@ -101,8 +136,10 @@ def sinks(
     >>> int(result.table.sink_reading.sum())  # position 0 takes little more than its share there
     0
     """
-    inference = Inference(level, method, n_resamples, adjust=adjust, seed=seed)
-    epsilon = fraction("epsilon", epsilon)
+    inference = Inference(level, method, n_resamples, n_permutations, adjust, seed)
+    epsilon, threshold = fraction("epsilon", epsilon), fraction("threshold", threshold)
+    if choice("keys", keys, ("first", "all")) == "all":
+        return sink_keys(data, threshold, inference)
     data = whole_dump(data, ("sink_output_fraction",), "Sinks read a dump")
     design = Documents.of(data, inference)
     if any(name.startswith("bos@") for name in data.condition.values.tolist()):
@@ -114,16 +151,21 @@ def sinks(
         rows += _head_rows(one, name, attention[name], design, epsilon)
     table = adjusted(pd.DataFrame(rows), ["condition"], inference, {"p": "q"})
     table["sink_reading"] = (table.estimate > epsilon) & (table.q < 1 - inference.level)
-    notes, settings = design.notes, design.settings | {"sink_epsilon": epsilon, "adjustment": inference.adjust}
+    notes = (*design.notes, *sink_replacements(data, threshold))
+    settings = design.settings | {"sink_epsilon": epsilon, "adjustment": inference.adjust}
     if not set(_NORMS) <= set(data):
         notes = (*notes, Note("this dump holds no value norms: value_norm_ratio is not known", "design"))
-    contrasts = adjusted(_contrasts(data, attention, design, epsilon), ["contrast"], inference, {"p": "q"})
+    select = selecting(len(design.sequences), inference.seed)
+    compared = _part(design, ~select, inference)
+    contrasts = adjusted(
+        _contrasts(data, attention, design, select, compared, epsilon), ["contrast"], inference, {"p": "q"}
+    )
     order = ["condition", "layer", "head", "estimate", "se", "low", "high", "p", "q", "sink_reading"]
     return SinkResult(
         table[[*order, *(name for name in table if name not in order)]],
         settings,
         notes,
-        contrasts=SinkContrastResult(contrasts, settings, design.notes),
+        contrasts=SinkContrastResult(contrasts, settings | compared.settings, compared.notes),
     )
 
 
@@ -176,17 +218,37 @@ def _head_rows(
             yield row
 
 
-def _contrasts(data: xr.Dataset, attention: dict[str, Array], design: Documents, epsilon: float) -> pd.DataFrame:
-    """Rows of the contrasts over the baseline's sink-reading heads."""
+def _part(design: Documents, kept: NDArray[np.bool_], inference: Inference) -> Documents:
+    """Some of the documents, the others having selected the heads."""
+    n = int(kept.sum())
+    replicates = Replicates.of(n, inference.interval, inference.level, inference.n_resamples, inference.seed)
+    sequences = design.sequences[kept]
+    size = {"n_documents": n, "n_sequences": int(sequences.sum()), "selecting_documents": len(kept) - n}
+    notes = (*design.notes, Note(f"{len(kept) - n} other documents select the heads", "design"))
+    return replace(design, sequences=sequences, replicates=replicates, settings=design.settings | size, notes=notes)
+
+
+def _contrasts(
+    data: xr.Dataset,
+    attention: dict[str, Array],
+    design: Documents,
+    select: NDArray[np.bool_],
+    compared: Documents,
+    epsilon: float,
+) -> pd.DataFrame:
+    """Rows of the contrasts over the baseline's sink-reading heads: some documents select them, the others compare."""
     rows: list[dict[str, object]] = []
     if BASELINE in attention:
-        chosen = attention[BASELINE].sum(axis=0) / design.sequences.sum() > epsilon
+        chosen = attention[BASELINE][select].sum(axis=0) / design.sequences[select].sum() > epsilon
         rounding = tolerance_of(data)[1]
 
         def difference(first: Array, second: Array) -> dict[str, object]:
-            means = [sums[:, chosen].mean(axis=1) if chosen.any() else 0 * sums[:, 0, 0] for sums in (first, second)]
-            x = design.mean(np.stack([means[0] - means[1], *means], axis=1))
-            row = design.cell(x, (0,), 0.0, rounding) | {"n_heads": int(chosen.sum())}
+            means = [
+                sums[~select][:, chosen].mean(axis=1) if chosen.any() else 0 * sums[~select][:, 0, 0]
+                for sums in (first, second)
+            ]
+            x = compared.mean(np.stack([means[0] - means[1], *means], axis=1))
+            row = compared.cell(x, (0,), 0.0, rounding) | {"n_heads": int(chosen.sum())}
             row |= {"attention": float(x.estimate[1]), "reference_attention": float(x.estimate[2])}
             if not chosen.any():
                 row |= dict.fromkeys((*NUMBERS, "attention", "reference_attention"), np.nan)

@@ -13,6 +13,7 @@ from posstats.dataset.door import tolerance_of, whole_dump
 from posstats.dataset.parameters import explained
 from posstats.dataset.terms import select_condition
 from posstats.errors import DesignError
+from posstats.estimators.keys import sink_replacements
 from posstats.estimators.rows import Documents, adjusted, conditions
 from posstats.estimators.sinks import attention_on_position_0
 from posstats.results.position0 import IdentificationResult, TrajectoryResult
@@ -134,7 +135,7 @@ def trajectory(
     return TrajectoryResult(
         table[columns],
         settings,
-        design.notes,
+        (*design.notes, *sink_replacements(data, SINK_EPSILON)),
         identification=_identification(data, design, epsilon, n_folds, inference),
     )
 

@@ -9,6 +9,7 @@ from posstats.figures.position0 import (
     distance_by_depth,
     identification_by_layer,
 )
+from posstats.figures.sinks import reach_by_layer, sink_map, sink_tokens
 
 __all__ = [
     "anchoring_by_position",
@@ -19,8 +20,11 @@ __all__ = [
     "head_map",
     "identification_by_layer",
     "magnitude_by_octave",
+    "reach_by_layer",
     "removal_by_octave",
     "save_figure",
     "shares_by_layer",
+    "sink_map",
+    "sink_tokens",
     "verdict_grid",
 ]

@@ -24,10 +24,12 @@ from posstats.estimators.earlier_metrics import trap_table
 from posstats.figures import claims as claims_figures
 from posstats.figures import leakage as leakage_figures
 from posstats.figures import position0 as position0_figures
+from posstats.figures import sinks as sinks_figures
 from posstats.results import table as tables
 from posstats.stats.inference.options import Inference
 from posstats.stats.synthetic.design import Noise
 from tests.sealed import sealed
+from tests.sinks import anchored
 
 CONDITIONS = ("baseline", "bos=mean", "bos=token:7")
 QUICK = {"n_permutations": 39, "n_resamples": 99}
@@ -37,7 +39,12 @@ def world(seed=0, **options):
     """A small dump with what every estimator of the statistics reads."""
     size = {"n": 24, "length": 52, "layers": 3, "heads": 2, "offsets": (0, 1, 2)} | options
     ds = ps.simulate(**size, conditions=CONDITIONS, seed=seed).dataset
-    return sealed(ds.assign(trajectory_departure=0 * ds.residual_norm.isel(token=0, drop=True)))
+    return sealed(
+        ds.assign(
+            trajectory_departure=0 * ds.residual_norm.isel(token=0, drop=True),
+            layer_window=("layer", np.full(size["layers"], 8, np.int32)),  # reach alone reads it
+        )
+    )
 
 
 DS = world()
@@ -54,6 +61,7 @@ CALLS = {
     "position_tests": lambda data, **kw: ps.position_tests(data, **kw),
     "model_level": lambda data, **kw: ps.model_level(data, **{"n_permutations": 39} | kw),
     "sinks": lambda data, **kw: ps.sinks(data, **kw),
+    "reach": lambda data, **kw: ps.reach(data, **QUICK | kw),
     "trajectory": lambda data, **kw: ps.trajectory(data, **{"n_permutations": 9} | kw),
     "readers": lambda data, **kw: ps.readers(data, **{"epsilon": 0.15} | QUICK | kw),
     "decode": lambda data, **kw: ps.decode(data, **kw),
@@ -62,7 +70,7 @@ CALLS = {
     "contrast": lambda data, **kw: ps.contrast(data, **{"b": OTHER, "n_permutations": 39} | kw),
     "claims": lambda data, **kw: ps.claims(data, **QUICK | kw),
 }
-ON_TERMS = ("leakage", "shares", "size", "magnitude", "removal", "position_tests", "model_level")
+ON_TERMS = ("leakage", "shares", "size", "magnitude", "removal", "position_tests", "model_level", "reach")
 ON_DUMPS = tuple(name for name in CALLS if name not in ON_TERMS)
 
 
@@ -86,6 +94,8 @@ SHARED = {
     "by": [(3, "text"), (["layer", "layer"], "more than once"), ("query", "chosen from layer, head"), (None, "text"),
         (np.ndarray, "text"), (np.array(3), "text")],
     "layers": [([0, 0], "more than once"), ([9], "chosen from 0, 1, 2"), ([], "at least one"), ("0", "whole numbers")],
+    "keys": [("any", "'all'"), (None, "'first'"), (["all"], "'first'")],
+    "threshold": [("0.3", "between 0 and 1"), (1, "between 0 and 1"), (np.nan, "between 0 and 1")],
     "epsilon": [("0.3", "between 0 and 1"), (1, "between 0 and 1"), (np.inf, "between 0 and 1")],
     "order": [("mask", "'mask_first'"), (None, "'shapley'"), (1, "'mask_last'")],
     "octaves": [("no", "True or False"), (1, "True or False")],
@@ -362,6 +372,7 @@ def results():
     found["by_layer"] = ps.shares(one, by="layer", octaves=False, **QUICK)
     found["by_head"] = ps.shares(one, by=["layer", "head"], octaves=False, **QUICK)
     found["identification"] = found["trajectory"].identification
+    found["sinks_at_keys"] = ps.sinks(anchored("token")[0], keys="all", n_permutations=9)
     return found
 
 
@@ -376,6 +387,9 @@ FIGURES = {
     position0_figures.identification_by_layer: "identification",
     position0_figures.displacement_by_depth: "readers",
     position0_figures.anchoring_by_position: "sinks",
+    sinks_figures.sink_map: "sinks_at_keys",
+    sinks_figures.sink_tokens: "sinks_at_keys",
+    sinks_figures.reach_by_layer: "reach",
     claims_figures.verdict_grid: "claims",
     claims_figures.contrast_by_quantity: "contrast",
 }
@@ -398,6 +412,8 @@ FIGURE_OPTIONS = [
     ("magnitude_by_octave", {"conditions": ["bos=zero"]}, "chosen from baseline"),
     ("removal_by_octave", {"reference": "0.4"}, "finite number"),
     ("removal_by_octave", {"conditions": ["bos=mean", "bos=mean"]}, "more than once"),
+    ("sink_map", {"condition": "bos=zero"}, "'baseline'"), ("sink_tokens", {"n": 0}, "from 1 to 100"),
+    ("sink_tokens", {"condition": 3}, "'baseline'"), ("reach_by_layer", {"condition": "bos=zero"}, "'baseline'"),
     ("attention_map", {"condition": "bos=zero"}, "'baseline'"), ("attention_map", {"condition": 1}, "'baseline'"),
     ("distance_by_depth", {"condition": None}, "'baseline'"),
     ("contrast_by_quantity", {"quantity": 3}, "text"), ("contrast_by_quantity", {"term": "values"}, "not one per side"),

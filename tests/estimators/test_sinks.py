@@ -143,10 +143,10 @@ class TestEdges:
 
 class TestContrasts:
     def test_paired_difference_over_the_sink_reading_heads(self, ds, result):
-        baseline = by_sequence(ds)
-        chosen = baseline.mean(axis=0) > 0.3
+        baseline, select = by_sequence(ds), position0.selecting_sequences(ds)
+        chosen = baseline[select].mean(axis=0) > 0.3
         other = by_sequence(ds, "bos=token:7")
-        x, y = (values[:, chosen].mean(axis=1) for values in (other, baseline))
+        x, y = (values[~select][:, chosen].mean(axis=1) for values in (other, baseline))
         table = result.contrasts.table
         row = table[(table.condition == "bos=token:7") & (table.contrast == "minus_baseline")].iloc[0]
         test = stats.ttest_rel(x, y)
@@ -156,10 +156,11 @@ class TestContrasts:
         np.testing.assert_allclose([row.low, row.high], test.confidence_interval(0.95))
 
     def test_bos_against_position_0(self, ds, result):
-        chosen = by_sequence(ds).mean(axis=0) > 0.3
+        select = position0.selecting_sequences(ds)
+        chosen = by_sequence(ds)[select].mean(axis=0) > 0.3
         one = ds.sel(condition="bos@4")
         x, y = (
-            one[name].transpose("sequence", "layer", "head").values[:, chosen].mean(axis=1)
+            one[name].transpose("sequence", "layer", "head").values[~select][:, chosen].mean(axis=1)
             for name in ("anchor_attention", "anchor_sink_attention")
         )
         row = result.contrasts.table.query("contrast == 'bos_minus_position0'").iloc[0]

@@ -16,6 +16,7 @@ from posstats import figures
 from posstats.figures import drawing
 from posstats.figures.leakage import save_figure
 from tests import position0
+from tests.sinks import anchored
 
 QUICK = {"n_resamples": 99, "n_permutations": 99}
 #: Okabe, M. and Ito, K. (2008): Color Universal Design.
@@ -37,6 +38,7 @@ def shown():
         n=24, length=64, layers=3, heads=4, conditions=["baseline", "bos=mean"], strength=2, seed=3
     ).dataset
     baseline, first = ds.sel(condition=["baseline"]), position0.synthetic(n=24, tokens=3)
+    windowed = ps.simulate(n=24, length=64, layers=3, window=8, offsets=(0, 1), seed=0).dataset
     options = QUICK | {"octaves": False}
     trajectory, sinks = ps.trajectory(first, n_permutations=9), ps.sinks(first)
     return {
@@ -49,6 +51,9 @@ def shown():
         "distance_by_depth": trajectory,
         "identification_by_layer": trajectory.identification,
         "displacement_by_depth": ps.readers(first, n_permutations=99),
+        "sink_map": (keys := ps.sinks(anchored("token")[0], keys="all", n_permutations=9)),
+        "sink_tokens": keys,
+        "reach_by_layer": ps.reach(windowed, **QUICK),
         "verdict_grid": ps.claims(first, **QUICK),
         "contrast_by_quantity": ps.contrast(baseline, baseline, quantities=["share"], n_permutations=9),
     }

@@ -19,6 +19,8 @@ from posstats.dataset.store import write_dump
 from posstats.estimators import position_tests as positions
 from posstats.report.methods import citation
 from posstats.results import position0 as results_position0
+from posstats.results import reach as results_reach
+from posstats.results import sinks as results_sinks
 from posstats.results import table as tables
 from posstats.results.base import LeakageResult, MagnitudeResult, PositionResult, RemovalResult, Result, ShareResult
 from posstats.results.columns import COLUMNS
@@ -195,6 +197,11 @@ class TestColumns:
             ModelLevelResult: "`ps.model_level` of shares",
             ModelSlopeResult: "`ps.model_level` of slopes",
             results_position0.SinkResult: "`ps.sinks`",
+            results_sinks.KeySinkResult: "`ps.sinks` at all keys",
+            results_sinks.SinkCountResult: "`ps.sinks` at all keys",
+            results_sinks.SinkAnchoringResult: "anchoring of `ps.sinks`",
+            results_reach.ReachResult: "`ps.reach`",
+            results_reach.ReachSlopeResult: "slope of `ps.reach`",
             results_position0.SinkContrastResult: "contrasts of `ps.sinks`",
             results_position0.TrajectoryResult: "`ps.trajectory`",
             results_position0.IdentificationResult: "identification of `ps.trajectory`",
