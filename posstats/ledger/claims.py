@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import xarray as xr
 
@@ -15,10 +16,23 @@ from posstats.dataset.parameters import explained
 from posstats.dataset.terms import document_codes, few_documents_note, repeated_documents_note
 from posstats.errors import DesignError, FewDocumentsWarning, InputError
 from posstats.estimators.contrast import METHODS, Side, contrast
+from posstats.estimators.reach import reach
 from posstats.estimators.rows import adjusted
 from posstats.ledger.evidence import QUESTIONS, require_dump
+from posstats.ledger.twins import specific, twin_contrast, twins_of
 from posstats.results.claims import ClaimsResult
-from posstats.results.verdicts import CRITERIA, SUPPORTED, WHOLE, Evidence, Rule, combined
+from posstats.results.verdicts import (
+    ANY_DECODER,
+    CRITERIA,
+    NOT_TESTABLE,
+    SUPPORTED,
+    WHOLE,
+    Evidence,
+    Rule,
+    combined,
+    combined_specific,
+    verdict,
+)
 from posstats.stats.inference.options import Inference
 from posstats.vocabulary import RESIDUAL, TRAINED, VARIANT, Note
 
@@ -26,7 +40,8 @@ from posstats.vocabulary import RESIDUAL, TRAINED, VARIANT, Note
 ARCHITECTURES = ("standard", "ntk", "window")
 _COLUMNS = [
     "model", "dump", "kind", "claim", "part", "criterion", "quantity", "unit", "condition", "estimate", "low", "high",
-    "p", "q", "n", "runs", "rule", "verdict", "reason",
+    "p", "q", "n", "runs", "rule", "twin", "difference", "difference_low", "difference_high", "specific", "verdict",
+    "reason",
 ]  # fmt: skip
 
 
@@ -34,6 +49,7 @@ _COLUMNS = [
 def claims(
     data: xr.Dataset | Sequence[xr.Dataset] | Mapping[str, Side],
     *,
+    twins: xr.Dataset | Sequence[xr.Dataset] = (),
     which: Sequence[str] = tuple(CRITERIA),
     level: float = 0.95,
     method: str | None = None,
@@ -42,12 +58,13 @@ def claims(
     seed: int = 0,
     adjust: str = "bh",
 ) -> ClaimsResult:
-    """Test the claims C1 to C8 of docs/method.md, section 9, on one or several models.
+    """Test the claims C1 to C9 of docs/method.md, section 9, on one or several models.
 
-    Every dump gets a ledger of its own: a row for each part of each criterion, and one for the claim. A claim is
-    supported if all its parts are, contradicted if one is, not testable here if a part cannot be tested (`reason` says
-    which condition the dump lacks), and inconclusive otherwise. C6 compares architectures and has a ledger of its own
-    where the three are there.
+    Every dump gets a ledger of its own: a row for each part of each criterion, and one for the claim. A part is decided
+    by its interval and its adjusted test together. A claim is supported if all its decided parts are, contradicted if
+    all are, mixed if both occur; otherwise inconclusive, or not testable here (`reason` says what the dump lacks).
+    Controls count only where a claim has no other part. C6 compares architectures and has a ledger of its own where the
+    three are there.
 
     Parameters
     ----------
@@ -59,6 +76,10 @@ def claims(
         architecture the model was adapted. Dumps of one architecture with the same settings are its training runs,
         with different ones (several windows) variants that are compared with `standard` one by one. Runs that were
         adapted with the same seeds are paired.
+    twins : xarray.Dataset or sequence of xarray.Dataset
+        Dumps of untrained models of the same configuration (:func:`posstats.load_model` with `untrained`), two or more,
+        on the sequences and conditions of the dumps they belong to. Every part with a size is compared with theirs.
+        Without them, parts that ask for what training made cannot be tested.
     which : sequence of str
         Claims to test; all by default.
     %(level)s
@@ -78,7 +99,7 @@ def claims(
     Raises
     ------
     InputError
-        For an option that is not allowed, or data that are no dumps with a baseline.
+        For an option that is not allowed, data that are no dumps with a baseline, or twins that belong to no dump.
     DesignError
         With fewer than 5 documents, or no analysed query.
     NumericalError
@@ -106,24 +127,32 @@ def claims(
     inference = Inference(level, method, n_resamples, n_permutations, adjust, seed)
     which = labels("which", which, list(CRITERIA), "text")
     models = _named(_flat(data))
+    belonging = _belonging(models, twins)
     rows: list[dict[str, object]] = []
     trios = list(_trios(models)) if "C6" in which else []
     compared = {id(one) for trio in trios for one in trio.members()}
     repeated = [repeated_documents_note(model.ds) for model in models]
+    asked = [question for question, about in QUESTIONS if about & set(which)]
+
+    def evidence(of: _Model | xr.Dataset) -> list[Evidence]:
+        ds = of.ds if isinstance(of, _Model) else of
+        n = document_codes(ds)[1]
+        return [replace(one, n=n) for question in asked for one in question(ds, inference)]
+
     for model, doubled in zip(models, repeated, strict=True):
         for note in few_documents_note(model.n) + doubled:
             warnings.warn(f"{model.name} on {model.dump}: {note}", FewDocumentsWarning, stacklevel=2)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FewDocumentsWarning)  # of each dump it has been said
         for model in models:
-            asked = [question for question, about in QUESTIONS if about & set(which)]
-            found = [replace(one, n=model.n) for question in asked for one in question(model.ds, inference)]
+            found, of_twins = evidence(model), [evidence(twin) for twin in belonging[id(model)]]
             if id(model) not in compared:
                 found.append(Evidence("C6", "a", "contrast of architectures", n=model.n, reason=_ALONE))
-            rows += _ledger(model.name, model.dump, model.kind, [one for one in found if one.claim in which])
+            rows += _rows(model, [one for one in found if one.claim in which], of_twins, inference.level)
         for trio in trios:
-            rows += _ledger(trio.name, trio.dump, trio.kind, list(trio.evidence(inference)))
+            rows += _rows(trio, list(trio.evidence(inference)), [], inference.level)
     table = adjusted(pd.DataFrame(rows), ["model", "dump"], inference, {"p": "q"})
+    table = pd.DataFrame(_judged(table, inference.level))
     settings: dict[str, object] = {
         "n_documents": _one_or_several(model.n for model in models),
         "n_sequences": _one_or_several(model.ds.sizes["sequence"] for model in models),
@@ -190,6 +219,19 @@ def _flat(data: xr.Dataset | Sequence[xr.Dataset] | Mapping[str, Side]) -> list[
     if not given:
         raise InputError(f"{_TAKEN}, at least one of them.")
     return [(said, require_dump(ds)) for said, ds in given]
+
+
+def _belonging(models: Sequence[_Model], twins: object) -> dict[int, list[xr.Dataset]]:
+    """Untrained twins of every model, by its identity."""
+    given = [require_dump(twin) for twin in _dumps(twins)]
+    found = {id(model): twins_of(model.ds, given) for model in models}
+    matched = {id(twin) for of_model in found.values() for twin in of_model}
+    if any(id(twin) not in matched for twin in given):
+        raise InputError(
+            "A twin must hold the sequences, layers, heads and changes at inference time of one of the dumps: one of "
+            "the twins belongs to none of them."
+        )
+    return found
 
 
 _TAKEN = "Claims are tested on a dump, a sequence of dumps, or a mapping of architectures to dumps"
@@ -272,17 +314,18 @@ class _Trio:
         if not self.ntk:
             yield Evidence("C6", "a", "residual share", reason="needs dumps under NTK-aware scaling")
         if not self.window:
-            yield Evidence("C6", "b", "residual slope", "nats^2", reason="needs dumps under a sliding window")
+            yield Evidence("C6", "c", "residual share", reason="needs dumps under a sliding window")
         for label, runs in self.ntk.items():
-            yield from self._compare(runs, label, {"share": ("a", "below")}, inference)
+            yield from self._compare(runs, label, {"share": ("a", "below"), "size": ("b", "below")}, inference)
         for label, runs in self.window.items():
-            yield from self._compare(runs, label, {"slope": ("b", "above"), "share": ("c", "above")}, inference)
+            yield from self._compare(runs, label, {"share": ("c", "above"), "slope": ("d", "above")}, inference)
+            yield _reached(runs, label, inference)
 
     def _compare(
         self, runs: Sequence[_Model], label: str, asked: Mapping[str, tuple[str, str]], inference: Inference
     ) -> Iterator[Evidence]:
         condition = f"{label} - standard"
-        units = {"share": "1", "slope": "nats^2"}
+        units = {"share": "1", "size": "nats^2", "slope": "nats^2"}
         standard, changed = (sorted(side, key=lambda one: one.seed) for side in (self.standard, runs))
         seeds = [one.seed for one in standard]
         paired = len(seeds) > 1 and -1 not in seeds and seeds == [one.seed for one in changed]
@@ -322,6 +365,17 @@ class _Trio:
             )
 
 
+def _reached(runs: Sequence[_Model], label: str, inference: Inference) -> Evidence:
+    """C6 e: what is left of position behind a window, against depth; of several runs, the first."""
+    what = "slope of the residual magnitude on depth, queries [W, 2W)"
+    try:
+        row = reach(runs[0].ds, **inference.options()).front.table.iloc[0]
+    except (DesignError, InputError) as error:
+        return Evidence("C6", "e", what, "nats^2", None, label, n=runs[0].n, reason=str(error))
+    numbers = {name: float(row[name]) for name in ("estimate", "low", "high", "p")}
+    return Evidence("C6", "e", what, "nats^2", Rule("above", 0.0), label, **numbers, n=runs[0].n, reason=str(row.note))
+
+
 def _trios(models: Sequence[_Model]) -> Iterator[_Trio]:
     """Groups of dumps in which the standard architecture and another occur."""
     groups: dict[tuple[str, str, bool], list[_Model]] = {}
@@ -343,30 +397,67 @@ def _trios(models: Sequence[_Model]) -> Iterator[_Trio]:
             yield _Trio(name, sequences, [one for runs in standard.values() for one in runs], ntk, window)
 
 
-def _ledger(model: str, dump: str, kind: str, found: Sequence[Evidence]) -> list[dict[str, object]]:
-    """Rows of one ledger: parts in the order of the claims, each claim's verdict after its parts."""
-    rows: list[dict[str, object]] = []
-    for claim, criteria in CRITERIA.items():
-        parts = sorted((one for one in found if one.claim == claim), key=lambda one: one.part)
-        if not parts:
-            continue
-        for one in parts:
-            rows.append({"claim": claim, "part": one.part, "criterion": criteria[one.part]} | _cells(one))
-        verdict = combined([one.verdict for one in parts])
-        # The parts that decided come first, then what could not be tested.
-        deciding = [f"({one.part}) {one.verdict}" for one in parts if one.verdict == verdict and one.rule is not None]
-        untested = [f"({one.part}) {one.reason}" for one in parts if one.rule is None]
-        told = [] if verdict == SUPPORTED else deciding
-        whole = Evidence(
-            claim, WHOLE, "all parts", "", n=parts[0].n, runs=min(one.runs for one in parts), condition="",
-            reason="; ".join(dict.fromkeys([*told, *untested])),
-        )  # fmt: skip
-        rows.append(
-            {"claim": claim, "part": WHOLE, "criterion": criteria[WHOLE]} | _cells(whole) | {"verdict": verdict}
-        )
-    return [{"model": model, "dump": dump, "kind": kind} | row for row in rows]
+_NO_TWINS = "whether training made it needs dumps of two or more untrained twins of the model"
+
+
+def _rows(
+    ledger: _Model | _Trio, found: Sequence[Evidence], twins: Sequence[Sequence[Evidence]], level: float
+) -> list[dict[str, object]]:
+    """Rows of one ledger, parts in the order of the claims: their numbers, beside those of untrained twins."""
+    which = {"model": ledger.name, "dump": ledger.dump, "kind": ledger.kind}
+    order = [(claim, part) for claim, criteria in CRITERIA.items() for part in criteria]
+    return [
+        which | _cells(one) | _beside(one, twins, level)
+        for one in sorted(found, key=lambda one: order.index((one.claim, one.part)))
+    ]
 
 
 def _cells(one: Evidence) -> dict[str, object]:
-    names = ("quantity", "unit", "condition", "estimate", "low", "high", "p", "n", "runs", "verdict", "reason")
-    return {name: getattr(one, name) for name in names} | {"rule": "" if one.rule is None else str(one.rule)}
+    names = (
+        "claim", "part", "quantity", "unit", "condition", "estimate", "low", "high", "p", "n", "runs", "reason"
+    )  # fmt: skip
+    cells = {name: getattr(one, name) for name in names}
+    return cells | {"criterion": CRITERIA[one.claim][one.part], "rule": "" if one.rule is None else str(one.rule)}
+
+
+def _beside(one: Evidence, twins: Sequence[Sequence[Evidence]], level: float) -> dict[str, object]:
+    """What untrained twins have of a part's size, the model minus that, and whether it is specific."""
+    names = ("claim", "part", "condition")
+    same = [other.size for twin in twins for other in twin if all(getattr(one, x) == getattr(other, x) for x in names)]
+    sizes = [size for size in same if np.isfinite(size)]
+    cells: dict[str, object] = dict.fromkeys(("twin", "difference", "difference_low", "difference_high"), np.nan)
+    if np.isfinite(one.size) and len(sizes) > 1:
+        difference, low, high = twin_contrast(one.size, one.size_se, one.n, sizes, level)
+        sign = -1.0 if one.rule is not None and one.rule.kind == "below" else 1.0
+        numbers = (float(np.mean(sizes)), difference, low, high)
+        return dict(zip(cells, numbers, strict=True)) | {"specific": specific(low, high, sign)}
+    if one.rule is not None and one.rule.specific:
+        cells["reason"] = "; ".join(filter(None, (one.reason, _NO_TWINS)))
+    return cells | {"specific": ""}
+
+
+def _judged(table: pd.DataFrame, level: float) -> Iterator[dict[str, object]]:
+    """All rows with their verdicts, each claim's after its parts."""
+    for keys, parts in table.groupby(["model", "dump", "kind", "claim"], sort=False):
+        rules = [Rule.parse(rule) if rule else None for rule in parts.rule]
+        verdicts = []
+        for rule, (_, row) in zip(rules, parts.iterrows(), strict=True):
+            numbers = (float(row[name]) for name in ("estimate", "low", "high"))
+            how = {"q": float(row.q), "level": level, "specific": str(row.specific)}
+            verdicts.append(NOT_TESTABLE if rule is None else verdict(*numbers, rule, **how))  # type: ignore[arg-type]
+            yield row.to_dict() | {"verdict": verdicts[-1]}
+        controls = [rule is not None and rule.is_control for rule in rules]
+        whole = combined(zip(verdicts, controls, strict=True))
+        claim = str(parts.claim.iloc[0])
+        decided = [f"({row.part}) {one}" for one, row in zip(verdicts, parts.itertuples(), strict=True) if one != whole]
+        untested = [f"({row.part}) {row.reason}" for row in parts[parts.rule == ""].itertuples()]
+        general = ["holds of every causal decoder"] if claim in ANY_DECODER and whole == SUPPORTED else []
+        reason = "; ".join(dict.fromkeys([*general, *(decided if whole != NOT_TESTABLE else []), *untested]))
+        numbers_of_none = dict.fromkeys(
+            ("estimate", "low", "high", "p", "q", "twin", "difference", "difference_low", "difference_high"), np.nan
+        )
+        yield dict(zip(("model", "dump", "kind", "claim"), keys, strict=True)) | numbers_of_none | {
+            "part": WHOLE, "criterion": CRITERIA[claim][WHOLE], "quantity": "all parts", "unit": "", "condition": "",
+            "n": parts.n.iloc[0], "runs": parts.runs.min(), "rule": "",
+            "specific": combined_specific(parts.specific.tolist()), "verdict": whole, "reason": reason,
+        }  # fmt: skip

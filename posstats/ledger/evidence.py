@@ -8,23 +8,29 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import scipy.stats as sps
 import xarray as xr
 
 from posstats.arguments import labels
 from posstats.dataset.comparable import IID
 from posstats.dataset.door import whole_dump
-from posstats.errors import DesignError
-from posstats.estimators.leakage import leakage, magnitude, removal, shares
+from posstats.errors import DesignError, InputError
+from posstats.estimators.leakage import leakage, removal, shares, size
 from posstats.estimators.readers import readers
 from posstats.estimators.sinks import sinks
 from posstats.estimators.trajectory import trajectory
-from posstats.ledger.controls import REPEAT_ROUNDING, ROUNDING, model_dtype, repeat_residuals, shift_differences
-from posstats.results.verdicts import CLAIMED_REMOVAL, Evidence, Rule
+from posstats.results.verdicts import CLAIMED_REMOVAL, SHARE_MARGIN, Evidence, Rule
+from posstats.stats.inference.bands import count_above
 from posstats.stats.inference.multiplicity import adjust as adjust_p
 from posstats.stats.inference.options import Inference
+from posstats.stats.pair_products.terms import ORDERS
 from posstats.vocabulary import BASELINE, EARLY_BIN, RESIDUAL
 
 _ABOVE_0 = Rule("above", 0.0)
+#: What rounding in float64 may do to a control, in nats or relative (docs/method.md, section 7).
+CONTROL_ROUNDING = 1e-9
+_BETWEEN = "distance between minus within first tokens"
+_IDENTIFIED = "accuracy of the first token from what heads pass on"
 
 
 def _conditions(ds: xr.Dataset, prefix: str) -> list[str]:
@@ -43,107 +49,126 @@ def _numbers(row: pd.Series) -> dict[str, Any]:
     return numbers | {"reason": note}
 
 
+def _sized(row: pd.Series) -> dict[str, Any]:
+    """Numbers of a row whose estimate is also what is compared with untrained twins."""
+    return _numbers(row) | {"size": float(row.estimate), "size_se": float(row.se)}
+
+
+def _control(ds: xr.Dataset, claim: str, part: str, name: str, what: str, condition: str = BASELINE) -> Evidence:
+    """Evidence of a control in float64, which a recording carries as an attribute."""
+    largest = float(ds.attrs.get(f"control_{name}_float64", np.nan))
+    if np.isnan(largest):
+        reason = f"needs the control {name} in float64, which ps.dump records beside a model's activations"
+        return Evidence(claim, part, what, "nats", condition=condition, reason=reason)
+    failed = "" if largest <= CONTROL_ROUNDING else "the control failed: the recording is suspect"
+    return Evidence(claim, part, what, "nats", Rule("at most", CONTROL_ROUNDING), condition, largest, reason=failed)
+
+
 def absolute_position(ds: xr.Dataset, inference: Inference) -> Iterator[Evidence]:
     """C1: leakage, and what a shift of all positions does."""
     row = leakage(_only(ds, BASELINE), octaves=False, **inference.options()).table.iloc[0]
-    yield Evidence("C1", "a", "leakage", "nats^2", _ABOVE_0, **_numbers(row))
-    what, dtype = "largest change of a recorded quantity", model_dtype(ds)
-    shifts = _conditions(ds, "shift=")
-    if not shifts:
-        yield Evidence("C1", "b", what, "nats", reason="needs a condition shift=K in the dump")
-    for condition in shifts:
-        largest = max(shift_differences(ds, condition).values())
-        if dtype in ROUNDING:
-            rule = Rule("at most", ROUNDING[dtype])
-            yield Evidence("C1", "b", what, "nats", rule, condition, largest)
-        else:
-            reason = f"{dtype} rounds by more than a shift would change; dump the model in float32"
-            yield Evidence("C1", "b", what, "nats", None, condition, largest, reason=reason)
+    yield Evidence("C1", "a", "leakage", "nats^2", _ABOVE_0, **_sized(row))
+    yield _control(ds, "C1", "b", "shift", "largest change of log attention", "shift")
 
 
 def mask_component(ds: xr.Dataset, inference: Inference) -> Iterator[Evidence]:
-    """C2: the mask's share, at layer 0 of iid tokens without BOS and over all layers."""
+    """C2: the mask's share, at layer 0 of iid tokens without BOS, and its size over all layers."""
     iid = str(ds.attrs.get("sequences", "")).startswith(IID)
     without_bos = BASELINE if ds.attrs.get("bos") == "none" else "bos=none"
+    what = "mask share, layer 0, both orders"
     if iid and _conditions(ds, without_bos):
-        found = shares(_only(ds, without_bos).isel(layer=[0]), octaves=False, **inference.options()).table
-        numbers = _numbers(found[found.term == "mask"].iloc[0])
-        # p is that of "the share is 0", which is not what the criterion asks.
-        numbers["p"] = float("nan")
-        yield Evidence("C2", "a", "mask share, layer 0", "1", Rule("contains", 1.0), without_bos, **numbers)
+        first = _only(ds, without_bos).isel(layer=[0])
+        by_order = {
+            order: shares(first, order=order, octaves=False, **inference.options()).table.set_index("term").loc["mask"]
+            for order in ORDERS
+        }
+        estimate = float(by_order[ORDERS[0]].estimate)
+        low = min(float(row.low) for row in by_order.values())
+        high = max(float(row.high) for row in by_order.values())
+        rule = Rule("within", *SHARE_MARGIN)
+        yield Evidence("C2", "a", what, "1", rule, without_bos, estimate, low, high)
     else:
         reason = "needs a dump of iid tokens (random_sequences) with the condition bos=none, or recorded without BOS"
-        yield Evidence("C2", "a", "mask share, layer 0", condition="bos=none", reason=reason)
-    found = shares(_only(ds, BASELINE), octaves=False, **inference.options()).table
-    yield Evidence("C2", "b", "mask share", "1", _ABOVE_0, **_numbers(found[found.term == "mask"].iloc[0]))
+        yield Evidence("C2", "a", what, condition="bos=none", reason=reason)
+    yield Evidence(
+        "C2", "b", "mask size", "nats^2", _ABOVE_0, **_sized(_size_of(_only(ds, BASELINE), "mask", inference))
+    )
+
+
+def _size_of(ds: xr.Dataset, term: str, inference: Inference) -> pd.Series:
+    table = size(ds, octaves=False, **inference.options()).table
+    return table[table.term == term].iloc[0]
 
 
 def residual_component(ds: xr.Dataset, inference: Inference) -> Iterator[Evidence]:
-    """C3: the residual magnitude beyond layer 0, and the residual terms of repeated tokens."""
-    what = f"residual magnitude, {EARLY_BIN}, layers 1 to {ds.sizes['layer'] - 1}"
+    """C3: the residual size beyond layer 0, and the residual terms of repeated tokens."""
+    what = f"residual size, layers 1 to {ds.sizes['layer'] - 1}"
     if ds.sizes["layer"] < 2:
-        yield Evidence("C3", "a", "residual magnitude", "nats^2", reason="the model has one layer")
+        yield Evidence("C3", "a", "residual size", "nats^2", reason="the model has one layer")
     else:
-        found = magnitude(_only(ds, BASELINE).isel(layer=slice(1, None)), **inference.options()).table
-        row = found[(found.term == RESIDUAL) & (found.queries == EARLY_BIN)]
-        if len(row):
-            numbers = _numbers(row.iloc[0])
-            numbers["reason"] = per_head(numbers["estimate"], ds.sizes["head"] * (ds.sizes["layer"] - 1))
-            yield Evidence("C3", "a", what, "nats^2", _ABOVE_0, **numbers)
-        else:
-            yield Evidence("C3", "a", what, "nats^2", reason=no_early(ds))
-    what = "largest residual term, sequence by sequence"
-    if _conditions(ds, "repeat"):
-        largest = max(repeat_residuals(ds).values())
-        yield Evidence("C3", "b", what, "nats", Rule("at most", REPEAT_ROUNDING), "repeat", largest)
-    else:
-        yield Evidence("C3", "b", what, "nats", condition="repeat", reason="needs the condition repeat in the dump")
+        row = _size_of(_only(ds, BASELINE).isel(layer=slice(1, None)), RESIDUAL, inference)
+        numbers = _sized(row)
+        cells = ds.sizes["head"] * (ds.sizes["layer"] - 1) * ds.sizes["offset"]
+        numbers["reason"] = "; ".join(filter(None, (numbers["reason"], per_head(numbers["estimate"], cells))))
+        yield Evidence("C3", "a", what, "nats^2", Rule("above", 0.0, specific=True), **numbers)
+    yield _control(ds, "C3", "b", "repeat", "largest residual term under repeat", "repeat")
 
 
 def closed_system(ds: xr.Dataset, inference: Inference) -> Iterator[Evidence]:
-    """C4 and the trajectory parts of C8: departure, constancy under BOS, variation without."""
+    """C4 and C9: departure, constancy under BOS, variation without, and what is read of it."""
+    yield _control(ds, "C4", "a", "closed", "largest relative departure of the trajectory")
     if "trajectory_departure" not in ds:
-        reason = "needs trajectory_departure, which dumps of this version hold: dump again"
-        yield Evidence("C4", "a", "largest departure of the trajectory", reason=reason)
-        yield Evidence("C8", "b", "largest distance between trajectories", reason=reason)
-        yield Evidence("C8", "c", "distance between minus within first tokens", condition="bos=tokens:K", reason=reason)
+        reason = "needs trajectory_departure, which ps.dump records"
+        yield Evidence("C9", "a", "largest distance between trajectories", reason=reason)
+        for part, what in (("b", _BETWEEN), ("c", _IDENTIFIED)):
+            yield Evidence("C9", part, what, condition="bos=tokens:K", reason=reason)
         return
-    once = [BASELINE, *_conditions(ds, "bos=none")]
-    found = trajectory(_only(ds, *once), **inference.options()).table
-    for condition in once:
-        rows = found[(found.condition == condition) & (found.quantity == "departure")]
-        yield _largest("C4", "a", "largest departure of the trajectory", rows, condition)
     if ds.attrs.get("bos") == "none":
         reason = "needs a dump with BOS in the ids of the sequences"
-        yield Evidence("C8", "b", "largest distance between trajectories", reason=reason)
+        yield Evidence("C9", "a", "largest distance between trajectories", reason=reason)
     else:
-        rows = found[(found.condition == BASELINE) & (found.quantity == "within")]
-        yield _largest("C8", "b", "largest distance between trajectories", rows, BASELINE)
+        found = trajectory(_only(ds, BASELINE), **inference.options()).table
+        yield _largest("C9", "a", "largest distance between trajectories", found[found.quantity == "within"], BASELINE)
     yield from _fingerprints(ds, inference)
 
 
 def _fingerprints(ds: xr.Dataset, inference: Inference) -> Iterator[Evidence]:
-    """C8 c: first tokens told apart by their trajectories."""
-    what = "distance between minus within first tokens"
+    """C9 b and c: first tokens told apart by their trajectories, and identified from what heads pass on."""
     repeated = _conditions(ds, "bos=tokens:")
     if not repeated:
         reason = "needs a condition bos=tokens:K in the dump, under which first tokens repeat over documents"
-        yield Evidence("C8", "c", what, condition="bos=tokens:K", reason=reason)
+        for part, what in (("b", _BETWEEN), ("c", _IDENTIFIED)):
+            yield Evidence("C9", part, what, condition="bos=tokens:K", reason=reason)
+    options = inference.options("n_permutations") | {"n_permutations": min(inference.n_permutations, 1999)}
     for condition in repeated:
         try:
-            # Identifying the tokens downstream is no part of the criterion: one permutation of its test is enough.
-            found = trajectory(_only(ds, condition), **inference.options("n_permutations"), n_permutations=1).table
+            found = trajectory(_only(ds, condition), **options)
         except DesignError as error:
-            yield Evidence("C8", "c", what, condition=condition, reason=str(error))
+            for part, what in (("b", _BETWEEN), ("c", _IDENTIFIED)):
+                yield Evidence("C9", part, what, condition=condition, reason=str(error))
             continue
-        rows = found[(found.quantity == "between_minus_within") & (found.depth > 0)]
-        if not len(rows):
-            yield Evidence("C8", "c", what, condition=condition, reason="no first token is shared by two documents")
-            continue
-        weakest = rows.iloc[int(np.argmin(rows.low.fillna(rows.estimate)))]
-        numbers = _numbers(weakest)
-        numbers["reason"] = "; ".join(text for text in (f"weakest at depth {weakest.depth}", numbers["reason"]) if text)
-        yield Evidence("C8", "c", what, "1", _ABOVE_0, condition, **numbers)
+        rows = found.table[(found.table.quantity == "between_minus_within") & (found.table.depth > 0)]
+        if len(rows):
+            weakest = rows.iloc[int(np.argmin(rows.low.fillna(rows.estimate)))]
+            numbers = _sized(weakest)
+            numbers["reason"] = "; ".join(filter(None, (f"weakest at depth {weakest.depth}", numbers["reason"])))
+            yield Evidence("C9", "b", _BETWEEN, "1", _ABOVE_0, condition, **numbers)
+        else:
+            yield Evidence("C9", "b", _BETWEEN, condition=condition, reason="no first token is shared by two documents")
+        yield _identified(found.identification.table, condition)
+
+
+def _identified(table: pd.DataFrame, condition: str) -> Evidence:
+    """Accuracy of the first token from all layers: from the sink-reading heads, or the others where there are none."""
+    rows = table[(table.condition == condition) & (table.layers == "all")].dropna(subset=["estimate"])
+    if not len(rows):
+        reason = "no head can be read in every fold"
+        return Evidence("C9", "c", _IDENTIFIED, condition=condition, reason=reason)
+    row = rows.sort_values("heads", key=lambda heads: heads != "sink-reading").iloc[0]
+    numbers = _sized(row)
+    reason = f"{row['heads']} heads, chance {row.chance:.3g}"
+    numbers["reason"] = "; ".join(filter(None, (reason, numbers["reason"])))
+    return Evidence("C9", "c", _IDENTIFIED, "1", Rule("above", float(row.chance)), condition, **numbers)
 
 
 def _largest(claim: str, part: str, what: str, rows: pd.DataFrame, condition: str) -> Evidence:
@@ -164,7 +189,7 @@ def sink_readers(ds: xr.Dataset, inference: Inference) -> Iterator[Evidence]:
     try:
         found = sinks(_only(ds, BASELINE, *anchored), **inference.options("n_permutations"))
     except DesignError as error:
-        for claim, part in (("C5", "a"), ("C5", "b"), ("C8", "a")):
+        for claim, part in (("C5", "a"), ("C5", "b"), ("C8", "a"), ("C8", "b")):
             yield Evidence(claim, part, "attention on position 0", reason=str(error))
         return
     yield _sink_heads(
@@ -175,36 +200,31 @@ def sink_readers(ds: xr.Dataset, inference: Inference) -> Iterator[Evidence]:
     rows = found.contrasts.table
     rows = rows[rows.contrast == "bos_minus_position0"]
     for _, row in rows.iterrows():
-        numbers = _numbers(row)
+        numbers = _sized(row)
         # Without sink-reading heads there is nothing that could be anchored to either: not testable, as C5 (b) then is.
         rule = None if np.isnan(numbers["estimate"]) else _ABOVE_0
         yield Evidence("C8", "a", what, "1", rule, str(row.condition), **numbers)
     if not len(rows):
-        reason = "needs a condition bos@P in a dump of this version, P + 16 below its length"
+        reason = "needs a condition bos@P in a dump of this version, P + 16 below its analysed queries"
         yield Evidence("C8", "a", what, condition="bos@P", reason=reason)
+    yield _anchored(ds, inference)
 
 
 def _sink_heads(heads: pd.DataFrame, epsilon: float, inference: Inference) -> Evidence:
-    """How many heads read position 0: those above eps for sure, and those that may be.
-
-    The interval counts heads that are significantly above eps, and heads that are not significantly below; p is Simes'
-    of "no head is above eps", the smallest adjusted one-sided p.
-    """
-    above = heads.estimate > epsilon
-    significant = heads.q < 1 - inference.level
-    one_sided = np.where(above, heads.p / 2, 1 - heads.p / 2)
+    """Count the heads that read position 0, with the limits of closed testing; p is Simes' of "none does"."""
+    one_sided = np.where(heads.estimate > epsilon, heads.p / 2, 1 - heads.p / 2)
+    count = count_above(heads.estimate.to_numpy(), one_sided, epsilon, level=inference.level)
     p = adjust_p(one_sided, "bh").q
-    count, sure = int(above.sum()), int((above & significant).sum())
-    possible = int(heads.p.notna().sum() - (~above & significant).sum())
     return Evidence(
-        "C5", "a", "sink-reading heads", "heads", Rule("at least", 1.0), BASELINE, count, sure, possible,
-        float(np.nanmin(p)) if np.isfinite(p).any() else float("nan"), reason=f"of {len(heads)} heads",
+        "C5", "a", "sink-reading heads", "heads", Rule("at least", 1.0), BASELINE, count.estimate, count.low,
+        count.high, float(np.nanmin(p)) if np.isfinite(p).any() else float("nan"), reason=f"of {len(heads)} heads",
+        size=count.estimate, size_se=(count.high - count.low) / (2 * sps.norm.ppf(0.5 + inference.level / 2)),
     )  # fmt: skip
 
 
 def _displacement(ds: xr.Dataset, inference: Inference) -> Evidence:
     """Displacement of sink-reading heads minus that of the others, averaged over the depths of replacement."""
-    what, condition = "displacement of sink-reading heads minus others", "trajectory=token:ID@L"
+    what, condition = "displacement of sink-reading heads minus others", "trajectory=tokens:K@L"
     names = _conditions(ds, "trajectory=")
     if not names:
         return Evidence(
@@ -219,7 +239,24 @@ def _displacement(ds: xr.Dataset, inference: Inference) -> Evidence:
     # long side otherwise; twice the mean of p-values is one, whatever their dependence.
     estimate, low, high, p = (float(defined[x].mean(skipna=False)) for x in ("estimate", "low", "high", "p"))
     reason = f"mean over {len(defined)} of {len(rows)} depths of replacement"
-    return Evidence("C5", "b", what, "nats^2", _ABOVE_0, condition, estimate, low, high, min(1.0, 2 * p), reason=reason)
+    se = (high - low) / (2 * sps.norm.ppf(0.5 + inference.level / 2))
+    return Evidence(
+        "C5", "b", what, "nats^2", Rule("above", 0.0, specific=True), condition, estimate, low, high, min(1.0, 2 * p),
+        reason=reason, size=estimate, size_se=se,
+    )  # fmt: skip
+
+
+def _anchored(ds: xr.Dataset, inference: Inference) -> Evidence:
+    """Whether sinks at other keys follow tokens: held-out documents, tokens that held sinks against others."""
+    what = "sinks at tokens that hold them elsewhere minus others"
+    try:
+        table = sinks(_only(ds, BASELINE), keys="all", **inference.options()).anchoring.table
+    except (DesignError, InputError) as error:
+        return Evidence("C8", "b", what, reason=str(error))
+    row = table.iloc[0]
+    if not np.isfinite(row.estimate):
+        return Evidence("C8", "b", what, reason=str(row.note) or "no token holds a sink in several documents")
+    return Evidence("C8", "b", what, "1", _ABOVE_0, **_sized(row))
 
 
 def replaced_bos(ds: xr.Dataset, inference: Inference) -> Iterator[Evidence]:
@@ -243,7 +280,8 @@ def replaced_bos(ds: xr.Dataset, inference: Inference) -> Iterator[Evidence]:
             base = per_head(rows.baseline_magnitude.iloc[0], ds.sizes["head"] * ds.sizes["layer"], "baseline ")
             said = "agrees" if agrees else "does not agree"
             numbers["reason"] = f"{said} with {CLAIMED_REMOVAL:.2f}{with_0}; {base}"
-        yield Evidence("C7", "a", what, "1", _ABOVE_0, name, **numbers)
+        amount = {"size": float(rows.removed.iloc[0]), "size_se": float(rows.removed_se.iloc[0])}
+        yield Evidence("C7", "a", what, "1", Rule("above", 0.0, specific=True), name, **numbers, **amount)
 
 
 def per_head(squared: float, heads: int, of: str = "") -> str:
@@ -271,7 +309,7 @@ QUESTIONS: tuple[tuple[Callable[[xr.Dataset, Inference], Iterator[Evidence]], fr
     (absolute_position, frozenset({"C1"})),
     (mask_component, frozenset({"C2"})),
     (residual_component, frozenset({"C3"})),
-    (closed_system, frozenset({"C4", "C8"})),
+    (closed_system, frozenset({"C4", "C9"})),
     (sink_readers, frozenset({"C5", "C8"})),
     (replaced_bos, frozenset({"C7"})),
 )

@@ -8,7 +8,7 @@ import xarray as xr
 
 from posstats.errors import NumericalError
 from posstats.results.base import Result
-from posstats.results.verdicts import NOT_TESTABLE, WHOLE, Rule, combined, verdict
+from posstats.results.verdicts import NOT_TESTABLE, WHOLE, Rule, combined, combined_specific, verdict
 
 #: Rounding allowed between a difference and its two sides.
 _TOLERANCE = 1e-9
@@ -54,9 +54,10 @@ class ContrastResult(MixedResult):
 class ClaimsResult(MixedResult):
     """The ledger: one row per part of a criterion and model, and one per claim, with its verdict.
 
-    The verdict of a part follows from `estimate`, `low`, `high` and the rule that `criterion` spells
+    The verdict of a part follows from `estimate`, `low`, `high`, `q`, `specific` and `rule`
     (:func:`posstats.results.verdicts.verdict`); that of a claim from its parts
-    (:func:`posstats.results.verdicts.combined`).
+    (:func:`posstats.results.verdicts.combined`). Where untrained twins were given, `twin` is the mean of what they have
+    of a part's size, `difference` the model's minus that, with limits, and `specific` says whether it excludes 0.
     """
 
     title: ClassVar[str] = "Claims"
@@ -70,15 +71,18 @@ class ClaimsResult(MixedResult):
     def check(self) -> None:
         """Raise NumericalError unless every verdict follows from the printed numbers, and a claim's from its parts."""
         Result.check(self)
+        level = float(str(self.settings["level"]))
         for (model, dump, claim), rows in self.table.groupby(["model", "dump", "claim"], sort=False):
-            parts = rows[rows.part != WHOLE]
-            printed = parts[["estimate", "low", "high"]].astype(float).to_numpy()
+            parts, whole = rows[rows.part != WHOLE], rows[rows.part == WHOLE]
+            rules = [Rule.parse(rule) if rule else None for rule in parts.rule.astype(str)]
+            numbers = parts[["estimate", "low", "high"]].astype(float).to_numpy().tolist()
             expected = [
-                verdict(estimate, low, high, Rule.parse(rule)) if rule else NOT_TESTABLE
-                for (estimate, low, high), rule in zip(printed.tolist(), parts.rule.astype(str), strict=True)
+                NOT_TESTABLE if rule is None else verdict(*printed, rule, q=q, level=level, specific=specific)
+                for printed, rule, q, specific in zip(numbers, rules, parts.q, parts.specific, strict=True)
             ]
-            whole = rows.verdict[rows.part == WHOLE].tolist()
-            if parts.verdict.tolist() != expected or whole != [combined(expected)]:
+            controls = [rule is not None and rule.is_control for rule in rules]
+            of_claim = [combined(zip(expected, controls, strict=True)), combined_specific(parts.specific.tolist())]
+            if parts.verdict.tolist() != expected or whole[["verdict", "specific"]].to_numpy().tolist() != [of_claim]:
                 raise NumericalError(f"{self.title}: a verdict of {claim} on {model}, {dump}, does not follow.")
 
     def verdicts(self) -> pd.DataFrame:
