@@ -32,6 +32,37 @@ def same_sequences(a: xr.Dataset, b: xr.Dataset) -> bool:
     return all(np.array_equal(read(x).values, read(y).values) for x, y in pairs)
 
 
+def in_order_of(first: xr.Dataset, others: Sequence[xr.Dataset]) -> tuple[list[xr.Dataset], list[Note]]:
+    """Put the sequences of some dumps in the order of another, where they are the same ones; say what was done.
+
+    Where documents have the same names and other tokens, they are independent, and a note says so.
+    """
+    wanted, aligned, notes = _identities(first), [], []
+    for other in others:
+        there = _identities(other)
+        if there != wanted and sorted(there) == sorted(wanted):
+            places: dict[tuple[str, bytes], list[int]] = {}
+            for place, identity in enumerate(there):
+                places.setdefault(identity, []).append(place)
+            other = other.isel(sequence=[places[identity].pop(0) for identity in wanted])
+            notes.append(Note("sequences of b are put in the order of those of a", "design"))
+        elif there != wanted and sorted(name for name, _ in there) == sorted(name for name, _ in wanted):
+            notes.append(
+                Note(
+                    "documents have the same names on both sides and other tokens: they count as independent", "design"
+                )
+            )
+        aligned.append(other)
+    return aligned, list(dict.fromkeys(notes))
+
+
+def _identities(ds: xr.Dataset) -> list[tuple[str, bytes]]:
+    """Document and tokens of every sequence."""
+    tokens = read(select_condition(ds, BASELINE).token_id).transpose("sequence", ...).values
+    documents = np.atleast_1d(read(ds.document).values)
+    return [(str(name), row.astype(np.int64).tobytes()) for name, row in zip(documents, tokens, strict=True)]
+
+
 def declared_windows(ds: xr.Dataset) -> bool:
     """Whether the attributes of a dump speak of a sliding window in some layer."""
     types = json.loads(str(ds.attrs.get("layer_types", "[]")))

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from posstats.arguments import choice, flag, items, labels, shown
 from posstats.dataset.blocks import Block, by_layer, field_blocks
-from posstats.dataset.comparable import check_design, same_sequences
+from posstats.dataset.comparable import check_design, in_order_of, same_sequences
 from posstats.dataset.door import whole_dump
 from posstats.dataset.parameters import explained
 from posstats.dataset.terms import document_codes, select_condition
@@ -35,12 +35,25 @@ from posstats.stats.contrast import (
 from posstats.stats.inference.options import Inference
 from posstats.stats.inference.resample import document_pairs
 from posstats.stats.inference.sign_flips import SignFlips, random_signs, sign_flip_test
-from posstats.stats.pair_products.components import SHARE_COMPONENTS, residual_statistics, share_parts, share_statistics
+from posstats.stats.pair_products.components import (
+    SHARE_COMPONENTS,
+    residual_size_statistics,
+    residual_statistics,
+    share_parts,
+    share_statistics,
+)
 from posstats.stats.pair_products.terms import Array
-from posstats.vocabulary import BASELINE, EARLY, LOG_ATTENTION, RESIDUAL
+from posstats.vocabulary import BASELINE, EARLY, LOG_ATTENTION, RESIDUAL, Note
 
 #: What two architectures are compared in -> its unit.
-QUANTITIES = {"leakage": "nats^2", "share": "1", "magnitude": "nats^2", "removal": "1", "slope": "nats^2"}
+QUANTITIES = {
+    "leakage": "nats^2",
+    "share": "1",
+    "size": "nats^2",
+    "magnitude": "nats^2",
+    "removal": "1",
+    "slope": "nats^2",
+}
 #: Interval methods of contrasts.
 METHODS = ("t",)
 _SHARES = ("mask", RESIDUAL)
@@ -51,6 +64,7 @@ Side = xr.Dataset | Sequence[xr.Dataset]
 #: Condition, kind of sums ("share" or "magnitude") and bin.
 Key = tuple[str, str, str]
 _LEAKAGE: Key = (BASELINE, "share", "all")
+_SIZE: Key = (BASELINE, "size", "all")
 
 
 @explained
@@ -78,6 +92,7 @@ def contrast(
     ================ =================================================================================================
     leakage          :func:`posstats.leakage`, over all analysed queries
     share            :func:`posstats.shares` of `mask` and `residual`, over all analysed queries
+    size             :func:`posstats.size` of `residual`, over all analysed queries
     magnitude        :func:`posstats.magnitude` of `residual`, by octave and for the early queries
     removal          :func:`posstats.removal` by each `condition`, by octave and for the early queries
     slope            least-squares slope of a layer's residual magnitude, summed over its heads, on relative depth
@@ -159,9 +174,10 @@ def contrast(
         raise InputError(f"slope_queries must be two positions, the lower first, not {shown(slope_queries)}.")
     slope_queries = ends[0], ends[1]
     sides = [_as_runs(a), _as_runs(b)]
+    sides[1], reordered = in_order_of(sides[0][0], sides[1])
     conditions = _conditions(condition, sides)
     wanted = _wanted(quantities, conditions, sides)
-    notes = check_design(sides, allow_mixed=allow_mixed)
+    notes = [*check_design(sides, allow_mixed=allow_mixed), *reordered]
     n_runs = [len(side) for side in sides]
     check_runs(n_runs, pair_runs=pair_runs)
     measured: list[list[_Run]] = [[], []]
@@ -174,6 +190,10 @@ def contrast(
     signs = [random_signs(runs[0].n_documents, inference.n_permutations, inference.seed) for runs in measured]
     rows: list[dict[str, object]] = []
     same = same_sequences(sides[0][0], sides[1][0])
+    if max(n_runs) == 2:
+        notes.append(
+            Note("two runs of a side say little about how runs vary: intervals have 1 degree of freedom", "design")
+        )
     for value in _values(measured[0][0], wanted, conditions, slope_queries):
         kinds = [_Measured.of(value, runs, flips) for runs, flips in zip(measured, signs, strict=True)]
         of_sides = [
@@ -252,6 +272,9 @@ class _Run:
             if condition == BASELINE and wanted & {"leakage", "share"}:
                 everything = share_bins(terms, octaves=False)[0]
                 recipes[_LEAKAGE] = Recipe(share_statistics, everything.queries, everything.offsets)
+            if condition == BASELINE and "size" in wanted:
+                everything = share_bins(terms, octaves=False)[0]
+                recipes[_SIZE] = Recipe(residual_size_statistics, everything.queries, everything.offsets)
             if not recipes:
                 continue
             blocks = field_blocks(select_condition(terms, condition), products=len(SHARE_COMPONENTS) * len(recipes))
@@ -299,6 +322,8 @@ def _values(run: _Run, wanted: set[str], conditions: Sequence[str], slope: tuple
         for term in _SHARES:
             of = partial(_share, parts=share_parts()[term])
             yield _Value("share", BASELINE, "all", term, of, _LEAKAGE, ratio=True)
+    if "size" in wanted:
+        yield _Value("size", BASELINE, "all", RESIDUAL, partial(_magnitude, key=_SIZE), _SIZE, squared=True)
     keys = [(BASELINE, "magnitude", one.label) for one in run.bins]
     if "magnitude" in wanted:
         for key in keys:
@@ -343,7 +368,7 @@ def _ratio(part: Array, whole: Array) -> Array:
 
 
 def _row(value: _Value, label: str, found: Contrast, p: Array | float, withheld: bool) -> dict[str, object]:
-    columns = ("estimate", "se", "low", "high", "df", "se_documents", "se_runs")
+    columns = ("estimate", "se", "low", "high", "df", "se_documents", "se_runs", "detectable", "pairing")
     numbers = {name: float(getattr(found, name)[0]) for name in columns} | {"p": float(np.squeeze(p))}
     if withheld:
         numbers = dict.fromkeys(numbers, np.nan)

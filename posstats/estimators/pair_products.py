@@ -104,8 +104,8 @@ class Estimate:
         One element per value of the estimand.
     absence_p : ndarray, shape (tested,)
         Sign-flip p-values of "this component of the first source is 0: its field has no mean", per tested component.
-    sums : ndarray, shape (source, component)
-        The components that the estimand is a function of.
+    sums, left_out : ndarray, shapes (source, component) and (document, source, component)
+        The components that the estimand is a function of, and without each document.
     n_heads : int
         Heads that were added up.
     """
@@ -115,6 +115,7 @@ class Estimate:
     limits: Limits
     absence_p: Array
     sums: Array
+    left_out: Array
     n_heads: int
 
 
@@ -195,7 +196,7 @@ def estimates(
         absence_p = sign_flip_test(np.stack([sums.tested for _, _, sums in cells]), signs)
         found = limits.of([sums for _, _, sums in cells])
         for k, (key, one_bin, sums) in enumerate(cells):
-            yield Estimate(dict(key), one_bin, found.at(k), absence_p[k], sums.estimate, sums.n_heads)
+            yield Estimate(dict(key), one_bin, found.at(k), absence_p[k], sums.estimate, sums.left_out, sums.n_heads)
         groups.clear()
 
     job = partial(_evaluate_block, kernel=kernel, bins=tuple(bins), tested=tuple(tested), products=limits.need_products)

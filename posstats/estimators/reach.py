@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from posstats.dataset.blocks import read
 from posstats.dataset.parameters import explained
 from posstats.errors import DesignError
-from posstats.estimators.pair_products import Bin, Estimate, estimates
+from posstats.estimators.pair_products import Bin, Estimand, Estimate, estimates
 from posstats.estimators.rows import ROUNDING, adjusted, conditions, prepare
 from posstats.results.reach import ZONES, ReachResult, ReachSlopeResult
 from posstats.stats.inference.options import Inference
@@ -89,7 +89,7 @@ def reach(
     >>> result.table[["layer", "zone", "queries"]].iloc[:3].values.tolist()
     [[0, 'in sight', '[2, 8)'], [0, 'beyond reach', '[8, 16)'], [0, 'beyond reach', '[16, 24)']]
     """
-    inference = Inference(level, method, n_resamples, n_permutations, adjust, seed).of("magnitude")
+    inference = Inference(level, method, n_resamples, n_permutations, adjust, seed)
     kernel = partial(residual_statistics, last=check_order(order))
     terms, notes, settings = prepare(data, offsets, inference)
     layers = sorted(terms.layer.values.tolist())
@@ -107,6 +107,7 @@ def reach(
             f"reference queries of the layers {', '.join(late)} lie within reach of position 0: record longer sequences"
         )
         notes = (*notes, Note(text, "design"))
+    only = Estimand(np.ones((1, 1, 1)))
     rows: list[dict[str, object]] = []
     slopes: list[dict[str, object]] = []
     start = int(terms.offset.max()) + 1
@@ -118,16 +119,15 @@ def reach(
             if behind:  # the bin of the slope, in whatever zones it lies
                 bins.append(_bin(int(window[layer]), int(2 * window[layer]), one.offset.values))
             cells = list(
-                estimates([one.sel(layer=[layer])], kernel, _only, bins=bins, by=["layer"], inference=inference,
-                          squared=True)
-            )  # fmt: skip
+                estimates([one.sel(layer=[layer])], kernel, only, bins=bins, by=["layer"], inference=inference)
+            )
             if behind:
                 second[layer] = cells.pop()
             rows += [{"condition": condition} | _row(cell, window[layer], horizon[layer]) for cell in cells]
         slopes.append({"condition": condition} | _slope(second, inference))
     table = adjusted(pd.DataFrame(rows), ["condition", "zone"], inference, {"p": "q"})
     notes += inference.few_flips(table.groupby(["condition", "zone"]).size().max())
-    settings |= inference.settings() | {"order": order}
+    settings |= inference.settings("moments") | {"order": order}
     return ReachResult(table, settings, notes, slope=ReachSlopeResult(pd.DataFrame(slopes), settings, notes))
 
 
@@ -182,14 +182,8 @@ def _row(cell: Estimate, window: float, horizon: float) -> dict[str, object]:
     zone = ZONES[0] if first < window else ZONES[1] if first <= horizon else ZONES[2]
     row = {**cell.key, "zone": zone, "queries": cell.bin.label}
     row |= {"first_window": first / window, "last_window": stop / window} if np.isfinite(window) else {}
-    x = cell.interval
-    row |= {name: float(getattr(x, name)[0]) for name in ("estimate", "se", "low", "high")}
+    row |= {name: float(getattr(cell.limits, name)[0]) for name in ("estimate", "se", "low", "high")}
     return row | {"p": float(cell.absence_p[0]), "window": window, "horizon": horizon}
-
-
-def _only(sums: Array) -> Array:
-    """The only component of the only source."""
-    return sums[..., 0, :]
 
 
 def _slope(second: dict[int, Estimate], inference: Inference) -> dict[str, object]:
@@ -199,10 +193,10 @@ def _slope(second: dict[int, Estimate], inference: Inference) -> dict[str, objec
         return blank | {"note": "fewer than two layers have a window with as many analysed queries behind it"}
     depth = np.array(list(second), dtype=np.float64)
     contrast = (depth - depth.mean()) / ((depth - depth.mean()) ** 2).sum()
-    sums = [cell.sums for cell in second.values()]
-    estimate = contrast @ np.stack([one.estimate[0] for one in sums])
-    left_out = np.tensordot(np.stack([one.left_out[:, 0] for one in sums]), contrast, axes=(0, 0))
+    cells = list(second.values())
+    estimate = contrast @ np.stack([cell.sums[0, 0] for cell in cells])
+    left_out = np.stack([cell.left_out[:, 0, 0] for cell in cells], axis=1) @ contrast
     x = interval(estimate, left_out, method="jackknife", level=inference.level)
-    row = blank | {name: float(getattr(x, name)[0]) for name in ("estimate", "se", "low", "high", "p")}
-    rounding = bool(x.se[0] <= ROUNDING)
+    row = blank | {name: float(getattr(x, name)) for name in ("estimate", "se", "low", "high", "p")}
+    rounding = bool(x.se <= ROUNDING)
     return row | ({"p": np.nan} if rounding else {}) | {"note": "no spread beyond rounding: no test" * rounding}

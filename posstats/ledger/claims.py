@@ -369,7 +369,7 @@ def _reached(runs: Sequence[_Model], label: str, inference: Inference) -> Eviden
     """C6 e: what is left of position behind a window, against depth; of several runs, the first."""
     what = "slope of the residual magnitude on depth, queries [W, 2W)"
     try:
-        row = reach(runs[0].ds, **inference.options()).front.table.iloc[0]
+        row = reach(runs[0].ds, **inference.options()).slope.table.iloc[0]
     except (DesignError, InputError) as error:
         return Evidence("C6", "e", what, "nats^2", None, label, n=runs[0].n, reason=str(error))
     numbers = {name: float(row[name]) for name in ("estimate", "low", "high", "p")}

@@ -13,6 +13,7 @@ from scipy import stats as sps
 
 from posstats.errors import DesignError
 from posstats.stats.inference.resample import Interval, interval, leave_out_weights
+from posstats.stats.inference.runs import FEW_RUNS, detectable_effect, run_correlation, satterthwaite
 from posstats.stats.pair_products.components import LayerField, Statistics
 from posstats.stats.pair_products.evaluate import evaluate, pair_products
 from posstats.stats.pair_products.terms import Array
@@ -134,6 +135,10 @@ class Contrast:
     #: The two parts of the standard error; the latter is 0 where runs were not replicated.
     se_documents: Array
     se_runs: Array
+    #: Smallest true value that the test finds with probability 0.8.
+    detectable: Array
+    #: Correlation of paired runs; NaN where runs are not paired.
+    pairing: Array
 
 
 def contrast_runs(
@@ -151,7 +156,8 @@ def contrast_runs(
     left out of all runs at once (and of both sides, if they read the same ones; else one per side). ``s_run^2`` is the
     variance of run-level estimates, per side, or of their differences for paired runs. The part of the noise that
     belongs to one document in one run is in both, so that the sum errs on the long side. Degrees of freedom by
-    Satterthwaite: ``variance^2 / sum(part^2 / df)`` over the parts, ``k - 1`` each for runs.
+    Satterthwaite: ``variance^2 / sum(part^2 / df)`` over the parts, ``k - 1`` each for runs, with 3 runs or fewer no
+    more than the least of the parts.
 
     `method` is the jackknife over documents, "corrected_jackknife" or "jackknife". With `pair_runs`, run r of one side
     belongs with run r of the other. `squared` says that the value is a mean of squares (see
@@ -177,8 +183,9 @@ def contrast_runs(
     groups = [signed] if same_documents else [[one] for one in signed]
     documents = [_over_documents(group, method, level, squared) for group in groups]
     if not replicated and len(documents) == 1:
-        x = documents[0]
-        return Contrast(x.estimate, x.se, x.low, x.high, x.p, x.df, x.se, np.zeros_like(x.se))
+        x, none = documents[0], np.full(documents[0].se.shape, np.nan)
+        detectable = detectable_effect(x.se, x.df, level=level)
+        return Contrast(x.estimate, x.se, x.low, x.high, x.p, x.df, x.se, np.zeros_like(x.se), detectable, none)
     parts = [(x.se**2, x.df) for x in documents]
     runs: list[tuple[Array, float]] = []
     if replicated:
@@ -186,7 +193,10 @@ def contrast_runs(
         samples = [np.sum(by_run, axis=0)] if pair_runs else by_run
         runs = [(np.var(sample, axis=0, ddof=1) / len(sample), len(sample) - 1.0) for sample in samples]
     estimate = np.sum([x.estimate for x in documents], axis=0)
-    return _two_way(estimate, parts, runs, level)
+    paired = pair_runs and replicated and len(sides) == 2
+    pairing = run_correlation(sides[0].at_all, sides[1].at_all) if paired else np.full(estimate.shape, np.nan)
+    cautious = replicated and min(side.n_runs for side in sides) <= FEW_RUNS
+    return _two_way(estimate, parts, runs, level, cautious, pairing)
 
 
 def check_runs(n_runs: Sequence[int], *, pair_runs: bool) -> None:
@@ -219,15 +229,24 @@ def _over_documents(group: Sequence[tuple[float, RunValues]], method: str, level
 
 
 def _two_way(
-    estimate: Array, documents: Sequence[tuple[Array, Array]], runs: Sequence[tuple[Array, float]], level: float
+    estimate: Array,
+    documents: Sequence[tuple[Array, Array]],
+    runs: Sequence[tuple[Array, float]],
+    level: float,
+    cautious: bool,
+    pairing: Array,
 ) -> Contrast:
     over_documents = np.sum([variance for variance, _ in documents], axis=0)
     over_runs = np.sum([variance for variance, _ in runs], axis=0) if runs else np.zeros_like(over_documents)
-    variance = over_documents + over_runs
-    spread = np.sum([part**2 / np.asarray(of_part) for part, of_part in [*documents, *runs]], axis=0)
-    df = np.divide(variance**2, spread, out=np.full(variance.shape, np.nan), where=spread > 0)
-    se = np.sqrt(variance)
+    parts, dfs = zip(*documents, *runs, strict=True)
+    df = satterthwaite(
+        np.stack(parts), np.stack([np.broadcast_to(one, estimate.shape) for one in dfs]), cautious=cautious
+    )
+    se = np.sqrt(over_documents + over_runs)
     half = sps.t.ppf(0.5 + level / 2, df) * se
     with np.errstate(invalid="ignore", divide="ignore"):
         p = np.where(se > 0, 2 * sps.t.sf(np.abs(estimate) / se, df), np.nan)
-    return Contrast(estimate, se, estimate - half, estimate + half, p, df, np.sqrt(over_documents), np.sqrt(over_runs))
+    return Contrast(
+        estimate, se, estimate - half, estimate + half, p, df, np.sqrt(over_documents), np.sqrt(over_runs),
+        detectable_effect(se, df, level=level), pairing,
+    )  # fmt: skip

@@ -111,7 +111,7 @@ def contrast_of_runs(
     with np.errstate(divide="ignore", invalid="ignore"):
         half = sps.t.ppf(0.5 + level / 2, df) * se
         p = np.where(se > 0, 2 * sps.t.sf(np.abs(estimate) / se, df), np.nan)
-    pairing = _correlation(*sides) if paired and len(sides) == 2 else np.full(estimate.shape, np.nan)
+    pairing = run_correlation(*sides) if paired and len(sides) == 2 else np.full(estimate.shape, np.nan)
     return RunContrast(
         estimate,
         se,
@@ -178,7 +178,8 @@ def detectable_effect(se: Array, df: Array, *, level: float = 0.95, power: float
     return np.where(np.isfinite(critical), effect, np.nan)
 
 
-def _correlation(one: Array, two: Array) -> Array:
+def run_correlation(one: Array, two: Array) -> Array:
+    """Correlation of paired runs, (run, ...) each: (...), NaN where one side does not vary."""
     x, y = one - one.mean(axis=0), two - two.mean(axis=0)
     scale = np.sqrt((x**2).sum(axis=0) * (y**2).sum(axis=0))
     return np.divide((x * y).sum(axis=0), scale, out=np.full(scale.shape, np.nan), where=scale > 0)

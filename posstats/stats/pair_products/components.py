@@ -483,6 +483,13 @@ def residual_statistics(
     return _squares(field, queries, offsets, (RESIDUAL,), last, centred=False)
 
 
+def residual_size_statistics(
+    field: LayerField, queries: NDArray[np.int64], offsets: NDArray[np.int64], last: float = 0.5
+) -> Statistics:
+    """The residual-stream component of :func:`size_statistics` alone."""
+    return _squares(field, queries, offsets, (RESIDUAL,), last, centred=True)
+
+
 def _squares(
     field: LayerField,
     queries: NDArray[np.int64],
