@@ -28,6 +28,8 @@ def axes_of(ax: Axes | None, size: tuple[float, float]) -> Axes:
 def forest(result: "Result", ax: Axes | None = None, label: str | None = None) -> Axes:
     """Draw estimates and intervals of a result, a row each; :meth:`posstats.results.base.Result.plot` documents it."""
     table = result.table
+    if not {"estimate", "low", "high"} <= set(table):
+        raise InputError(f"{result.title} has several numbers in a row, and no estimate with an interval to draw.")
     if not 0 < len(table) <= _MOST:
         raise InputError(f"{result.title} has {len(table)} rows, a figure 1 to {_MOST}: choose some with .sel(...).")
     ax = axes_of(ax, (6.4, 1.2 + _ROW * len(table)))

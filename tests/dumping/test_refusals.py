@@ -7,6 +7,7 @@ right. Values that hold a model or a dataset are made when the case runs.
 import datetime
 import re
 from contextlib import suppress
+from copy import deepcopy
 from decimal import Decimal
 from functools import lru_cache
 from pathlib import Path
@@ -77,6 +78,7 @@ CASES = [
     ("dump", "model", lambda: torch.nn.DataParallel(model()), "DataParallel wraps one: give its attribute module"),
     ("dump", "model", lambda: torch.compile(model()), "OptimizedModule wraps one: give its attribute _orig_mod"),
     ("dump", "model", lambda: pipeline(), "TextGenerationPipeline wraps one: give its attribute model"),
+    ("dump", "model", lambda: mixed_model(), "mixes weights of the number formats torch.float16, torch.float32"),
     ("dump", "model", lambda: meta_model(), "has no weights, only their shapes: load it on a device"),
     ("dump", "model", lambda: tiny.build("gpt2"), "posstats records rotary decoders only"),
     ("dump", "model", lambda: tiny.build("bert"), "stacks of 3 blocks, not one"),
@@ -230,6 +232,12 @@ CASES = [
 
 def pipeline():
     return transformers.TextGenerationPipeline(model=tiny.build("llama"), tokenizer=tiny.tokenizer())
+
+
+def mixed_model():
+    mixed = deepcopy(model())
+    mixed.model.layers[1].self_attn.q_proj.half()
+    return mixed
 
 
 def meta_model():

@@ -132,7 +132,10 @@ class TestWriting:
         for one in results:
             assert one.to_markdown() == to_markdown(one)
             assert one.to_latex("x") == to_latex(one, "x")
-            if 0 < len(one.table) <= 200:
+            if "estimate" not in one.table:
+                with pytest.raises(InputError, match="no estimate with an interval"):
+                    one.plot()
+            elif 0 < len(one.table) <= 200:
                 ax = one.plot(label="this")
                 drawn = ax.lines[0].get_xdata()
                 np.testing.assert_array_equal(np.asarray(drawn, float), one.table.estimate.to_numpy(float))

@@ -36,12 +36,6 @@ def check_recordable(model: Any) -> None:
         raise ModelError(f"{name} holds packed weights, which cannot be recorded: give the model as it was before")
     if any(weight.is_meta for weight in weights):
         raise ModelError(f"{name} has no weights, only their shapes: load it on a device, such as cpu")
-    formats = {str(weight.dtype) for weight in model.parameters() if weight.is_floating_point()}
-    if len(formats) > 1:
-        raise ModelError(
-            f"{name} mixes weights of the number formats {', '.join(sorted(formats))}: convert it to one of "
-            "them, such as model.float()"
-        )
     try:
         check_model(model)
     except AttributeError as error:  # the many classes that are no decoder lack this or that

@@ -196,6 +196,14 @@ class Recorder:
         try:
             with torch.inference_mode():
                 self._decoder(inputs_embeds=inputs_embeds, position_ids=position_ids, use_cache=False)
+        except RuntimeError as error:
+            formats = sorted({str(weight.dtype) for weight in self.model.parameters()})
+            if len(formats) == 1 or "dtype" not in str(error):  # some models convert between their formats
+                raise
+            raise ModelError(
+                f"the model mixes weights of the number formats {', '.join(formats)} and cannot compute with them "
+                f"({error}): convert it to one of them, such as model.float()"
+            ) from error
         finally:
             _ACTIVE.reset(token)
             self._pass = None
