@@ -67,7 +67,7 @@ class TestModels:
     def test_its_bytes_are_those_of_the_dump(self, run, model, tmp_path):
         facts = json.loads(run("models", model, "-t", 16, "--json")[1])
         dry = ["dump", tmp_path / "d.h5", "--model", model, "-n", 6, "-t", 16, "-d", 0, "--dry-run", "--json"]
-        offsets = [item for d in (1, 2, 4, 8, 15) for item in ("-d", d)]
+        offsets = [item for d in range(1, 6) for item in ("-d", d)]
         cost = json.loads(run(*dry, *offsets)[1])
         assert cost["value_bytes"] == 6 * facts["record_bytes"]
 
