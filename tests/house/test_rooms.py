@@ -135,7 +135,8 @@ def test_public_names_have_docstrings(path):
     for owner in [tree, *(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name[0] != "_")]:
         for node in owner.body:
             public = isinstance(node, definitions) and not node.name.startswith("_")
-            if public and not ast.get_docstring(node):
+            signature = public and "overload" in map(ast.unparse, node.decorator_list)  # of the function that follows
+            if public and not signature and not ast.get_docstring(node):
                 missing.append(node.name)
     assert missing == []
 
