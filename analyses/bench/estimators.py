@@ -15,7 +15,6 @@ from analyses.bench.harness import Sample, alone, compared, interleaved, load, p
 from posstats.dataset.blocks import layer_fields
 from posstats.dataset.store import write_dump
 from posstats.dataset.terms import decompose, select_condition
-from posstats.stats.inference.options import DEFAULT_METHODS
 from posstats.stats.inference.resample import document_weights
 from posstats.stats.pair_products.components import LayerField, analysed_queries, share_statistics
 from posstats.stats.pair_products.evaluate import evaluate
@@ -27,7 +26,7 @@ CONDITION = "bos=mean"
 #: What is estimated pooled and per head; position tests are per head by nature.
 GROUPS: dict[str, tuple[str, ...]] = {"pooled": (), "per head": ("layer", "head")}
 #: The bootstrap method measured beside the default ones, which draw no replicates.
-BOOTSTRAP = "bca"
+BOOTSTRAP = "bootstrap"
 
 
 @dataclass(frozen=True)
@@ -87,14 +86,14 @@ def _estimates(ds: xr.Dataset, size: Size, method: str | None) -> Iterator[tuple
     """Every estimand: what it is called, and what computes it."""
     baseline = ds.sel(condition=["baseline"])
 
-    def options(estimand: str, by: tuple[str, ...]) -> dict[str, Any]:
-        return {"by": by, "method": method or DEFAULT_METHODS[estimand], "n_resamples": size.replicates}
+    def options(by: tuple[str, ...]) -> dict[str, Any]:
+        return {"by": by, "method": method, "n_resamples": size.replicates}
 
     for group, by in GROUPS.items():
-        yield f"leakage, {group}", lambda by=by: ps.leakage(baseline, **options("leakage", by))
-        yield f"shares, {group}", lambda by=by: ps.shares(baseline, **options("share", by))
-        yield f"magnitude, {group}", lambda by=by: ps.magnitude(baseline, **options("magnitude", by))
-        yield f"removal, {group}", lambda by=by: ps.removal(ds, CONDITION, **options("removal", by))
+        yield f"leakage, {group}", lambda by=by: ps.leakage(baseline, **options(by))
+        yield f"shares, {group}", lambda by=by: ps.shares(baseline, **options(by))
+        yield f"magnitude, {group}", lambda by=by: ps.magnitude(baseline, **options(by))
+        yield f"removal, {group}", lambda by=by: ps.removal(ds, CONDITION, **options(by))
     yield "position tests, per head", lambda: ps.position_tests(baseline)
 
 

@@ -38,9 +38,14 @@ def captioned(ax: Axes, result: Result, before: str = "", *, drawn: str = "bars:
 def interval_line(
     ax: Axes, at: Any, rows: pd.DataFrame, colour: str, marker: str, label: str, *, bars: bool = True
 ) -> None:
-    """Draw a line through estimates, with their intervals as bars if wanted."""
+    """Draw a line through estimates, with their intervals as bars if wanted.
+
+    An estimate below 0 of what cannot be has its bar upwards alone, and a set without an end has no bar.
+    """
+    spread = np.array([rows.estimate - rows.low, rows.high - rows.estimate], dtype=np.float64)
+    spread = np.where(np.isfinite(spread), np.maximum(spread, 0.0), np.nan)
     ax.errorbar(
-        at, rows.estimate, yerr=[rows.estimate - rows.low, rows.high - rows.estimate] if bars else None, label=label,
+        at, rows.estimate, yerr=spread if bars else None, label=label,
         color=colour, marker=marker, markersize=4, linewidth=1, capsize=2,
     )  # fmt: skip
 

@@ -32,10 +32,15 @@ def tex_number(cell: str) -> str:
 
     >>> [tex_number(cell) for cell in ("0.500", "-0.500", "3.20e-09", "<1e-6", "–")]
     ['0.500', '$-0.500$', '$3.20 \\times 10^{-9}$', '$<10^{-6}$', '--']
+    >>> tex_number("(-inf, -0.5] or [1.5, inf)")
+    '($-\\infty$, $-0.5$] or {[}1.5, $\\infty$)'
     """
-    if cell.startswith("["):
-        low, high = cell[1:-1].split(", ")
-        return f"{{[}}{tex_number(low)}, {tex_number(high)}]"
+    if cell.startswith(("[", "(")):
+        return re.sub(r"[^][(), ]+", lambda part: part[0] if part[0] == "or" else tex_number(part[0]), cell).replace(
+            "[", "{[}"
+        )
+    if cell.endswith("inf"):
+        return f"${cell.replace('inf', chr(92) + 'infty')}$"
     number = cell.removeprefix("<")
     mantissa, exponent, power = number.partition("e")
     try:

@@ -29,9 +29,9 @@ OPTIONS = {"n_permutations": 99}
 ESTIMATORS = {
     "leakage": lambda ds: ps.leakage(ds, by=["head"], **OPTIONS),
     "shares": lambda ds: ps.shares(ds, by=["layer", "head"], octaves=False, **OPTIONS),
-    "shares, bca": lambda ds: ps.shares(ds, octaves=False, method="bootstrap", n_resamples=99, **OPTIONS),
+    "shares, bootstrap": lambda ds: ps.shares(ds, octaves=False, method="bootstrap", n_resamples=99, **OPTIONS),
     "magnitude": lambda ds: ps.magnitude(ds, by=["layer"], **OPTIONS),
-    "magnitude, studentized": lambda ds: ps.magnitude(ds, method="bootstrap", n_resamples=99, **OPTIONS),
+    "magnitude, bootstrap": lambda ds: ps.magnitude(ds, method="bootstrap", n_resamples=99, **OPTIONS),
     "removal": lambda ds: ps.removal(ds, "bos=token:7", **OPTIONS),
     "position_tests": ps.position_tests,
     "position_tests, fixed": lambda ds: ps.position_tests(ds, reference="fixed"),
