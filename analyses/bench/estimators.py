@@ -106,7 +106,7 @@ def _analyse(size: Size, path: Path, method: str | None) -> dict[str, Any]:
             samples[name] = timed(job)
     total = Sample(sum(one.wall for one in samples.values()), sum(one.cpu for one in samples.values()))
     return {
-        "method": method or DEFAULT_METHODS,
+        "method": method or "default",
         "total": asdict(total),
         "parts": {name: asdict(one) for name, one in samples.items()},
         "peak_bytes": peak.baseline + peak.beyond,

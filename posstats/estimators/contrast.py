@@ -190,7 +190,7 @@ def contrast(
     signs = [random_signs(runs[0].n_documents, inference.n_permutations, inference.seed) for runs in measured]
     rows: list[dict[str, object]] = []
     same = same_sequences(sides[0][0], sides[1][0])
-    if max(n_runs) == 2:
+    if max(n_runs) > 1 and min(n_runs) == 2:
         notes.append(
             Note("two runs of a side say little about how runs vary: intervals have 1 degree of freedom", "design")
         )

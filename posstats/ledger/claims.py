@@ -426,9 +426,9 @@ def _beside(one: Evidence, twins: Sequence[Sequence[Evidence]], level: float) ->
     same = [other.size for twin in twins for other in twin if all(getattr(one, x) == getattr(other, x) for x in names)]
     sizes = [size for size in same if np.isfinite(size)]
     cells: dict[str, object] = dict.fromkeys(("twin", "difference", "difference_low", "difference_high"), np.nan)
-    if np.isfinite(one.size) and len(sizes) > 1:
+    if one.rule is not None and np.isfinite(one.size) and len(sizes) > 1:
         difference, low, high = twin_contrast(one.size, one.size_se, one.n, sizes, level)
-        sign = -1.0 if one.rule is not None and one.rule.kind == "below" else 1.0
+        sign = -1.0 if one.rule.kind == "below" else 1.0
         numbers = (float(np.mean(sizes)), difference, low, high)
         return dict(zip(cells, numbers, strict=True)) | {"specific": specific(low, high, sign)}
     if one.rule is not None and one.rule.specific:
@@ -449,10 +449,14 @@ def _judged(table: pd.DataFrame, level: float) -> Iterator[dict[str, object]]:
         controls = [rule is not None and rule.is_control for rule in rules]
         whole = combined(zip(verdicts, controls, strict=True))
         claim = str(parts.claim.iloc[0])
-        decided = [f"({row.part}) {one}" for one, row in zip(verdicts, parts.itertuples(), strict=True) if one != whole]
-        untested = [f"({row.part}) {row.reason}" for row in parts[parts.rule == ""].itertuples()]
+        told = []
+        for rule, one, (_, row) in zip(rules, verdicts, parts.iterrows(), strict=True):
+            if one == NOT_TESTABLE:
+                told.append(f"({row.part}) {row.reason}")
+            elif one != whole and rule is not None:
+                told.append(f"({row.part}) {one}")
         general = ["holds of every causal decoder"] if claim in ANY_DECODER and whole == SUPPORTED else []
-        reason = "; ".join(dict.fromkeys([*general, *(decided if whole != NOT_TESTABLE else []), *untested]))
+        reason = "; ".join(dict.fromkeys([*general, *told]))
         numbers_of_none = dict.fromkeys(
             ("estimate", "low", "high", "p", "q", "twin", "difference", "difference_low", "difference_high"), np.nan
         )

@@ -23,7 +23,6 @@ from posstats.results.verdicts import CLAIMED_REMOVAL, SHARE_MARGIN, Evidence, R
 from posstats.stats.inference.bands import count_above
 from posstats.stats.inference.multiplicity import adjust as adjust_p
 from posstats.stats.inference.options import Inference
-from posstats.stats.pair_products.terms import ORDERS
 from posstats.vocabulary import BASELINE, EARLY_BIN, RESIDUAL
 
 _ABOVE_0 = Rule("above", 0.0)
@@ -78,13 +77,9 @@ def mask_component(ds: xr.Dataset, inference: Inference) -> Iterator[Evidence]:
     what = "mask share, layer 0, both orders"
     if iid and _conditions(ds, without_bos):
         first = _only(ds, without_bos).isel(layer=[0])
-        by_order = {
-            order: shares(first, order=order, octaves=False, **inference.options()).table.set_index("term").loc["mask"]
-            for order in ORDERS
-        }
-        estimate = float(by_order[ORDERS[0]].estimate)
-        low = min(float(row.low) for row in by_order.values())
-        high = max(float(row.high) for row in by_order.values())
+        rows = shares(first, octaves=False, **inference.options()).table.set_index("term")
+        both = rows.loc[["mask_first", "mask_last"]]
+        estimate, low, high = float(rows.estimate["mask"]), float(both.low.min()), float(both.high.max())
         rule = Rule("within", *SHARE_MARGIN)
         yield Evidence("C2", "a", what, "1", rule, without_bos, estimate, low, high)
     else:
@@ -203,6 +198,7 @@ def sink_readers(ds: xr.Dataset, inference: Inference) -> Iterator[Evidence]:
         numbers = _sized(row)
         # Without sink-reading heads there is nothing that could be anchored to either: not testable, as C5 (b) then is.
         rule = None if np.isnan(numbers["estimate"]) else _ABOVE_0
+        numbers |= {"size": 0.0, "size_se": 0.0} if rule is None else {}
         yield Evidence("C8", "a", what, "1", rule, str(row.condition), **numbers)
     if not len(rows):
         reason = "needs a condition bos@P in a dump of this version, P + 16 below its analysed queries"
@@ -234,7 +230,10 @@ def _displacement(ds: xr.Dataset, inference: Inference) -> Evidence:
     rows = found[found.quantity == "difference"]
     defined = pd.DataFrame([_numbers(row) for _, row in rows.iterrows()]).dropna(subset=["estimate"])
     if not len(defined):
-        return Evidence("C5", "b", what, "nats^2", condition=names[0], reason=str(rows.note.iloc[0]))
+        # Without sink-reading heads there is none that moves more than others: of a twin that is an amount of 0.
+        return Evidence(
+            "C5", "b", what, "nats^2", condition=condition, reason=str(rows.note.iloc[0]), size=0.0, size_se=0.0
+        )
     # The depths share their documents. Averaging the limits is exact for perfectly dependent estimates and errs on the
     # long side otherwise; twice the mean of p-values is one, whatever their dependence.
     estimate, low, high, p = (float(defined[x].mean(skipna=False)) for x in ("estimate", "low", "high", "p"))

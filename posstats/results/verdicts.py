@@ -137,8 +137,10 @@ def verdict(
     value = rule.value
     if rule.is_control:
         return SUPPORTED if estimate <= value else INCONCLUSIVE
-    if np.isnan(low) or np.isnan(high) or q >= 1 - level:
+    if np.isnan(low) or np.isnan(high):
         return INCONCLUSIVE
+    # The p-value of a count is that of "there is none": that there is none is for its limits to say.
+    tested = not q >= 1 - level - 1e-12
     upper = value if rule.upper is None else rule.upper
     holds, fails = {
         "above": (low > value, high < value),
@@ -146,6 +148,8 @@ def verdict(
         "at least": (low >= value, high < value),
         "within": (value <= low and high <= upper, high < value or low > upper),
     }[rule.kind]
+    if not tested and not (rule.kind == "at least" and fails):
+        return INCONCLUSIVE
     if holds and rule.specific:
         return {SPECIFIC: SUPPORTED, OPPOSITE: CONTRADICTED, NOT_SPECIFIC: INCONCLUSIVE}.get(specific, NOT_TESTABLE)
     return SUPPORTED if holds else CONTRADICTED if fails else INCONCLUSIVE

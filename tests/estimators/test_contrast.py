@@ -121,6 +121,31 @@ def test_swapping_the_sides_turns_the_difference_round(pair, both):
     np.testing.assert_allclose(one.p, other.p, rtol=1e-6)
 
 
+def test_sequences_in_another_order_are_put_in_order(pair):
+    options = {"quantities": ["share", "size"], **QUICK}
+    expected = ps.contrast(*pair, **options)
+    turned = ps.contrast(
+        pair[0], pair[1].isel(sequence=np.random.default_rng(0).permutation(len(pair[1].sequence))), **options
+    )
+    assert turned.settings["documents"] == "paired"
+    np.testing.assert_allclose(turned.table.se, expected.table.se, rtol=1e-9)
+    assert "sequences of b are put in the order of those of a" in turned.notes
+    fewer = ps.contrast(pair[0], pair[1].isel(sequence=slice(1, None)), **options)
+    assert fewer.settings["documents"] == "independent"
+    assert any("not the same sequences: they count as independent" in note for note in fewer.notes)
+
+
+def test_sizes_are_those_of_the_estimator_and_a_detectable_effect_is_found_in_four_of_five(pair):
+    result = ps.contrast(*pair, quantities=["size"], **QUICK)
+    for label, ds in zip("ab", pair, strict=True):
+        table = ps.size(ds.sel(condition=["baseline"]), octaves=False, method="t").table.set_index("term")
+        assert pick(result, label, quantity="size").estimate == pytest.approx(table.estimate["residual"], rel=1e-9)
+    row = pick(result, "b - a", quantity="size")
+    t = sps.t.ppf(0.975, row.df)
+    assert sps.nct.sf(t, row.df, row.detectable / row.se) == pytest.approx(0.8, abs=1e-3)
+    assert np.isnan(row.pairing)
+
+
 def test_other_sequences_are_independent_and_variances_add(pair):
     other = dump(3.0, seed=1, n=30)
     result = ps.contrast(pair[0], other, quantities=["share", "slope"], **QUICK)
@@ -272,7 +297,7 @@ class TestDesign:
 
     def test_one_layer_has_no_slope_by_default(self):
         result = ps.contrast(dump(layers=1), dump(2.0, layers=1), **QUICK)
-        assert set(result.table.quantity) == {"leakage", "share", "magnitude"}
+        assert set(result.table.quantity) == {"leakage", "share", "size", "magnitude"}
 
     def test_few_documents_warn_and_are_noted(self, pair):
         few = [ds.isel(sequence=slice(8)) for ds in pair]
