@@ -121,6 +121,7 @@ def test_swapping_the_sides_turns_the_difference_round(pair, both):
     np.testing.assert_allclose(one.p, other.p, rtol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore::posstats.errors.FewDocumentsWarning")
 def test_sequences_in_another_order_are_put_in_order(pair):
     options = {"quantities": ["share", "size"], **QUICK}
     expected = ps.contrast(*pair, **options)

@@ -230,7 +230,7 @@ class TestKnownAnswers:
         expected = found[~((found.claim == "C2") & (found.part == "a"))]  # a margin of 0.05 is asked below
         assert set(expected.verdict) == {S}, found[["part", "estimate", "low", "high", "difference_low", "reason"]]
 
-    def test_the_mask_is_all_there_is_at_layer_0(self, untrained):
+    def test_the_mask_is_all_there_is_at_layer_0(self):
         found = ps.claims(world(quiet=True), which=["C2"], **QUICK)
         assert rows(found, "C2", "a").verdict.tolist() == [S]
         assert rows(found, "C2", "a").condition.tolist() == ["bos=none"]
