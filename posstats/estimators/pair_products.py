@@ -241,7 +241,10 @@ class _Limits:
             return np.tensordot(values, weights, axes=2)
 
         def products(weights: Array) -> Array:
-            return np.einsum("cskgh,sk...->c...gh", grams, weights, optimize=True)
+            """Of (cell, source, component, document, document), combined: values, if any, before the documents."""
+            assert grams is not None
+            by_cell = np.moveaxis(np.tensordot(grams, weights, axes=([1, 2], [0, 1])), (1, 2), (-2, -1))
+            return np.ascontiguousarray(by_cell)
 
         values, left = combine(estimate, above), combine(left_out, above)
         if below is None:

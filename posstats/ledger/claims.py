@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -372,7 +373,7 @@ def _reached(runs: Sequence[_Model], label: str, inference: Inference) -> Eviden
         row = reach(runs[0].ds, **inference.options()).slope.table.iloc[0]
     except (DesignError, InputError) as error:
         return Evidence("C6", "e", what, "nats^2", None, label, n=runs[0].n, reason=str(error))
-    numbers = {name: float(row[name]) for name in ("estimate", "low", "high", "p")}
+    numbers: dict[str, Any] = {name: float(row[name]) for name in ("estimate", "low", "high", "p")}
     return Evidence("C6", "e", what, "nats^2", Rule("above", 0.0), label, **numbers, n=runs[0].n, reason=str(row.note))
 
 
@@ -442,10 +443,13 @@ def _judged(table: pd.DataFrame, level: float) -> Iterator[dict[str, object]]:
         rules = [Rule.parse(rule) if rule else None for rule in parts.rule]
         verdicts = []
         for rule, (_, row) in zip(rules, parts.iterrows(), strict=True):
-            numbers = (float(row[name]) for name in ("estimate", "low", "high"))
-            how = {"q": float(row.q), "level": level, "specific": str(row.specific)}
-            verdicts.append(NOT_TESTABLE if rule is None else verdict(*numbers, rule, **how))  # type: ignore[arg-type]
-            yield row.to_dict() | {"verdict": verdicts[-1]}
+            estimate, low, high, q = (float(row[name]) for name in ("estimate", "low", "high", "q"))
+            verdicts.append(
+                NOT_TESTABLE
+                if rule is None
+                else verdict(estimate, low, high, rule, q=q, level=level, specific=str(row.specific))
+            )
+            yield {str(name): value for name, value in row.items()} | {"verdict": verdicts[-1]}
         controls = [rule is not None and rule.is_control for rule in rules]
         whole = combined(zip(verdicts, controls, strict=True))
         claim = str(parts.claim.iloc[0])

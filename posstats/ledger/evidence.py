@@ -279,7 +279,7 @@ def replaced_bos(ds: xr.Dataset, inference: Inference) -> Iterator[Evidence]:
             base = per_head(rows.baseline_magnitude.iloc[0], ds.sizes["head"] * ds.sizes["layer"], "baseline ")
             said = "agrees" if agrees else "does not agree"
             numbers["reason"] = f"{said} with {CLAIMED_REMOVAL:.2f}{with_0}; {base}"
-        amount = {"size": float(rows.removed.iloc[0]), "size_se": float(rows.removed_se.iloc[0])}
+        amount: dict[str, Any] = {"size": float(rows.removed.iloc[0]), "size_se": float(rows.removed_se.iloc[0])}
         yield Evidence("C7", "a", what, "1", Rule("above", 0.0, specific=True), name, **numbers, **amount)
 
 

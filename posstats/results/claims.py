@@ -77,8 +77,8 @@ class ClaimsResult(MixedResult):
             rules = [Rule.parse(rule) if rule else None for rule in parts.rule.astype(str)]
             numbers = parts[["estimate", "low", "high"]].astype(float).to_numpy().tolist()
             expected = [
-                NOT_TESTABLE if rule is None else verdict(*printed, rule, q=q, level=level, specific=specific)
-                for printed, rule, q, specific in zip(numbers, rules, parts.q, parts.specific, strict=True)
+                NOT_TESTABLE if rule is None else verdict(a, low, high, rule, q=q, level=level, specific=specific)
+                for (a, low, high), rule, q, specific in zip(numbers, rules, parts.q, parts.specific, strict=True)
             ]
             controls = [rule is not None and rule.is_control for rule in rules]
             of_claim = [combined(zip(expected, controls, strict=True)), combined_specific(parts.specific.tolist())]

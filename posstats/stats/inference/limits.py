@@ -54,7 +54,7 @@ class Limits:
     def at(self, k: int) -> "Limits":
         """The k-th cell."""
         arrays = {one.name: getattr(self, one.name) for one in fields(self)}
-        return Limits(**{name: value if isinstance(value, str) else value[k] for name, value in arrays.items()})
+        return Limits(**{name: value if isinstance(value, str) else value[k] for name, value in arrays.items()})  # type: ignore[arg-type]
 
 
 def square_limits(
