@@ -1,4 +1,4 @@
-"""Known answers: what is 0 of any causal decoder with rotary embeddings, in float64 and in the model's number format."""
+"""Known answers: what is 0 of any causal decoder with rotary embeddings, in float64 and as it was recorded."""
 
 import pandas as pd
 import xarray as xr
