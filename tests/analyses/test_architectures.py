@@ -101,7 +101,7 @@ def test_every_attribute_of_a_dump_is_documented(folder, results):
 def test_a_ledger_of_every_model_and_no_mixture_of_kinds(results):
     variants, adapted = (table(results, f"{kind}-verdicts") for kind in ("inference-time-variants", "adapted-models"))
     assert (len(variants), len(adapted)) == (3, 6)
-    assert list(variants.columns[1:]) == ["C1", "C2", "C3", "C4", "C5", "C7", "C8"]
+    assert list(variants.columns[1:]) == ["C1", "C2", "C3", "C4", "C5", "C7", "C8", "C9"]
     contrasts = table(results, "inference-time-variants-contrasts")
     assert set(contrasts.contrast) == {"standard", "ntk-8", "window-32", "ntk-8 - standard", "window-32 - standard"}
     assert set(contrasts.runs) == {1}
@@ -111,7 +111,7 @@ def test_a_ledger_of_every_model_and_no_mixture_of_kinds(results):
     for name in ("inference-time-variants-c6", "adapted-models-c6"):
         c6 = table(results, name)
         assert set(c6.claim) == {"C6"}
-        assert {"a", "b", "c", "claim"} == set(c6.part)
+        assert {"a", "b", "c", "d", "e", "claim"} == set(c6.part)
 
 
 def test_contrasts_of_adapted_models_pair_runs_by_seed(folder, results):
@@ -145,7 +145,7 @@ def test_the_page_names_what_it_rests_on(folder, results):
     for text in (
         "make claims",
         "Only 8 documents",
-        "8 sequences of 72 iid tokens",
+        "8 sequences of 144 iid tokens",
         "torch 2",
         "## Adapted models",
         "## Inference-time",
@@ -224,7 +224,7 @@ def test_configurations_of_larger_models_run_on_tiny_ones(path, tmp_path):
     with ps.open_dump(config.dump_path(name)) as ds:
         assert window_binds(ds) == (changes.get("sliding_window") is not None)
     headline = run_analyses(config, {name: config.dump_path(name)}, tmp_path / "results", show=False).frame
-    assert headline.estimate.sum() == 8
+    assert headline.estimate.sum() == 9
     ledger = pd.read_csv(tmp_path / "results" / name / "claims" / "claims.csv").set_index(["claim", "part"])
     # Known answers: a shift changes nothing, a repeated token has no residual term, position 0 runs by itself.
     assert set(ledger.loc[[("C1", "b"), ("C3", "b"), ("C4", "a")], "verdict"]) == {"supported"}

@@ -361,7 +361,7 @@ def test_quick_profile_on_the_default_model(tmp_path):
     # One text dump less than `make analyze PROFILE=quick`, and fewer tokens: the machinery is the same.
     config = replace(
         config,
-        sequences=replace(config.sequences, n=6, length=24),
+        sequences=replace(config.sequences, n=6, length=48),
         run=replace(config.run, models=str(ROOT / "data" / "models")),
     )
     path = tmp_path / "random.h5"
@@ -370,6 +370,9 @@ def test_quick_profile_on_the_default_model(tmp_path):
     assert frame.estimate["leakage"] > 0
     for control in ("largest change of a recorded quantity under shift=64", "largest residual term under repeat"):
         assert frame.estimate[control] < 1e-3
+    in_float64 = frame.estimate[[name for name in frame.index if name.endswith("in float64")]]
+    assert len(in_float64) == 3
+    assert (in_float64 < 1e-9).all()
     assert (tmp_path / "results" / "random" / "removal" / "removal_by_octave.png").stat().st_size > 10_000
 
 
