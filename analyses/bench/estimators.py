@@ -25,7 +25,7 @@ from posstats.vocabulary import DEFAULT_OFFSETS
 CONDITION = "bos=mean"
 #: What is estimated pooled and per head; position tests are per head by nature.
 GROUPS: dict[str, tuple[str, ...]] = {"pooled": (), "per head": ("layer", "head")}
-#: The bootstrap method measured beside the default ones, which draw no replicates.
+#: Measured beside the default, which draws replicates for pooled rows only.
 BOOTSTRAP = "bootstrap"
 
 
@@ -64,7 +64,7 @@ def measure_estimators(size: Size, scratch: str) -> dict[str, Any]:
     return {"size": asdict(size) | {"offsets": len(DEFAULT_OFFSETS)}, "analyses": analyses, "scipy": comparison}
 
 
-#: Row of the table -> interval method, None for the default of each estimand.
+#: Row of the table -> interval method, None for the default.
 METHODS = {"default intervals": None, f"{BOOTSTRAP} intervals": BOOTSTRAP}
 
 
@@ -106,7 +106,7 @@ def _analyse(size: Size, path: Path, method: str | None) -> dict[str, Any]:
             samples[name] = timed(job)
     total = Sample(sum(one.wall for one in samples.values()), sum(one.cpu for one in samples.values()))
     return {
-        "method": method or DEFAULT_METHODS,
+        "method": method or "default",
         "total": asdict(total),
         "parts": {name: asdict(one) for name, one in samples.items()},
         "peak_bytes": peak.baseline + peak.beyond,
@@ -136,13 +136,13 @@ def components_of(field: LayerField, counts: Array) -> Array:
     """Leakage and its allocation, (head, component), computed from the data of the documents of one replicate."""
     chosen, times = resampled(field, counts)
     queries = analysed_queries(chosen.logit.shape[2], chosen.offsets)
-    return evaluate([share_statistics(chosen, queries, chosen.offsets)], times[None])[0].value[0]
+    return evaluate([share_statistics(chosen, queries, chosen.offsets)], times[None])[0][0]
 
 
 def replicates_of(field: LayerField, weights: Array) -> Array:
     """The same for all replicates at once, (replicate, head, component), as the estimators do."""
     queries = analysed_queries(field.logit.shape[2], field.offsets)
-    return evaluate([share_statistics(field, queries, field.offsets)], weights)[0].value
+    return evaluate([share_statistics(field, queries, field.offsets)], weights)[0]
 
 
 def _against_scipy(size: Size, path: Path) -> dict[str, Any]:

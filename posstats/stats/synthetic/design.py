@@ -70,6 +70,8 @@ class Noise:
         Standard deviation of ``log(-log(1 - A0))``. It is always Gaussian, so that the mean of the terms is exact.
     tails : float, optional
         Degrees of freedom (above 2) of Student-t innovations; Gaussian if omitted.
+    skewed : bool
+        Exponential innovations, centred, instead.
     autocorrelation : float
         Of successive queries, AR(1), within (-1, 1).
     document, head, condition : float
@@ -81,6 +83,7 @@ class Noise:
     denominator: float = 0.3
     sink: float = 0.3
     tails: float | None = None
+    skewed: bool = False
     autocorrelation: float = 0.0
     document: float = 0.0
     head: float = 0.0
