@@ -94,11 +94,12 @@ class Chunk:
 
 
 def chunks(n_datasets: int, folder: Path) -> Iterator[Chunk]:
-    """Everything to run, cell after cell."""
-    for number, cell in enumerate(cells()):
-        n = max(1, round(cell.share * n_datasets))
-        for start in range(0, n, CHUNK):
-            yield Chunk(cell, number, start, min(start + CHUNK, n), folder)
+    """Everything to run: some data sets of every cell, then some more, so that a part of the study has all cells."""
+    for start in range(0, n_datasets, CHUNK):
+        for number, cell in enumerate(cells()):
+            stop = min(start + CHUNK, max(1, round(cell.share * n_datasets)))
+            if start < stop:
+                yield Chunk(cell, number, start, stop, folder)
 
 
 def main() -> None:

@@ -64,6 +64,7 @@ def coverage_tables(data: dict[tuple[str, str, str], pd.DataFrame]) -> tuple[pd.
             row = key | {"truth": true, "mean": estimate.mean(), "sd": sd}
             if truth:
                 row["bias_over_sd"] = (estimate.mean() - true) / sd
+            if f"{name}|plug_in" in frame:
                 row["plug_in_bias_over_sd"] = (_column(frame, name, "plug_in").mean() - true) / sd
             estimators.append(row)
             if not np.isfinite(true):
