@@ -13,6 +13,7 @@ from scipy import stats as sps
 import posstats as ps
 from analyses.bench.harness import Sample, alone, compared, interleaved, load, peak_memory, timed
 from posstats.dataset.blocks import layer_fields
+from posstats.dataset.seals import totals
 from posstats.dataset.store import write_dump
 from posstats.dataset.terms import decompose, select_condition
 from posstats.stats.inference.resample import document_weights
@@ -78,8 +79,10 @@ def _simulate(size: Size, path: Path) -> None:
         conditions=["baseline", CONDITION],
         seed=0,
     )
-    # As a recorder writes it.
-    write_dump(simulated.dataset.map(lambda x: x.astype(np.float32) if x.dtype == np.float64 else x), path)
+    # As a recorder writes it: in float32, with the totals of what is written.
+    ds = simulated.dataset.map(lambda x: x.astype(np.float32) if x.dtype == np.float64 else x)
+    sums = totals({name: x.values for name, x in ds.items()})
+    write_dump(ds.assign({name: ds[name].copy(data=values) for name, values in sums.items()}), path)
 
 
 def _estimates(ds: xr.Dataset, size: Size, method: str | None) -> Iterator[tuple[str, Callable[[], object]]]:
