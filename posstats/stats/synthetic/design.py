@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from posstats.arguments import number
+from posstats.arguments import flag, number
 from posstats.errors import DesignError, InputError
 from posstats.stats.pair_products.terms import KeyCounts, Shared, check_order
 from posstats.vocabulary import BASELINE, LOG_ATTENTION, RESIDUAL, RESIDUAL_TERMS, TERMS, analysed_half
@@ -94,6 +94,8 @@ class Noise:
             number(name, getattr(self, name), 0)
         if self.tails is not None and not number("tails", self.tails) > 2:
             raise InputError(f"tails={self.tails}: Student-t noise needs more than 2 degrees of freedom")
+        if flag("skewed", self.skewed) and self.tails is not None:
+            raise InputError("skewed noise is exponential and has no tails to choose")
         if not -1 < number("autocorrelation", self.autocorrelation) < 1:
             raise InputError(f"autocorrelation={self.autocorrelation} is not within (-1, 1)")
         if self.own < -1e-12:
