@@ -22,7 +22,7 @@ BOS_TOKEN ?=
 # Processes that run at once, of the tests and of the calibration.
 JOBS ?= 2
 # Simulated data sets per cell of the calibration.
-DATASETS ?= 1000
+DATASETS ?= 300
 
 BIN := $(VENV)/bin
 # Compiling everything takes longer than installing it; what is imported is compiled, and kept, when it first is.

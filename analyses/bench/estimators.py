@@ -13,6 +13,7 @@ from scipy import stats as sps
 import posstats as ps
 from analyses.bench.harness import Sample, alone, compared, interleaved, load, peak_memory, timed
 from posstats.dataset.blocks import layer_fields
+from posstats.dataset.seals import totals
 from posstats.dataset.store import write_dump
 from posstats.dataset.terms import decompose, select_condition
 from posstats.stats.inference.resample import document_weights
@@ -25,7 +26,7 @@ from posstats.vocabulary import DEFAULT_OFFSETS
 CONDITION = "bos=mean"
 #: What is estimated pooled and per head; position tests are per head by nature.
 GROUPS: dict[str, tuple[str, ...]] = {"pooled": (), "per head": ("layer", "head")}
-#: The bootstrap method measured beside the default ones, which draw no replicates.
+#: Measured beside the default, which draws replicates for pooled rows only.
 BOOTSTRAP = "bootstrap"
 
 
@@ -64,7 +65,7 @@ def measure_estimators(size: Size, scratch: str) -> dict[str, Any]:
     return {"size": asdict(size) | {"offsets": len(DEFAULT_OFFSETS)}, "analyses": analyses, "scipy": comparison}
 
 
-#: Row of the table -> interval method, None for the default of each estimand.
+#: Row of the table -> interval method, None for the default.
 METHODS = {"default intervals": None, f"{BOOTSTRAP} intervals": BOOTSTRAP}
 
 
@@ -78,8 +79,10 @@ def _simulate(size: Size, path: Path) -> None:
         conditions=["baseline", CONDITION],
         seed=0,
     )
-    # As a recorder writes it.
-    write_dump(simulated.dataset.map(lambda x: x.astype(np.float32) if x.dtype == np.float64 else x), path)
+    # As a recorder writes it: in float32, with the totals of what is written.
+    ds = simulated.dataset.map(lambda x: x.astype(np.float32) if x.dtype == np.float64 else x)
+    sums = totals({name: x.values for name, x in ds.items()})
+    write_dump(ds.assign({name: ds[name].copy(data=values) for name, values in sums.items()}), path)
 
 
 def _estimates(ds: xr.Dataset, size: Size, method: str | None) -> Iterator[tuple[str, Callable[[], object]]]:
@@ -136,13 +139,13 @@ def components_of(field: LayerField, counts: Array) -> Array:
     """Leakage and its allocation, (head, component), computed from the data of the documents of one replicate."""
     chosen, times = resampled(field, counts)
     queries = analysed_queries(chosen.logit.shape[2], chosen.offsets)
-    return evaluate([share_statistics(chosen, queries, chosen.offsets)], times[None])[0].value[0]
+    return evaluate([share_statistics(chosen, queries, chosen.offsets)], times[None])[0][0]
 
 
 def replicates_of(field: LayerField, weights: Array) -> Array:
     """The same for all replicates at once, (replicate, head, component), as the estimators do."""
     queries = analysed_queries(field.logit.shape[2], field.offsets)
-    return evaluate([share_statistics(field, queries, field.offsets)], weights)[0].value
+    return evaluate([share_statistics(field, queries, field.offsets)], weights)[0]
 
 
 def _against_scipy(size: Size, path: Path) -> dict[str, Any]:

@@ -24,10 +24,15 @@ REMOVED = 0.4
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """What the noise is like, and how many sequences the documents have (repeated over the documents)."""
+    """What the noise is like, and how many sequences the documents have (repeated over the documents).
+
+    `strength` multiplies the residual-stream terms; where log attention is `flat` they cancel each other and the mask.
+    """
 
     noise: Noise
     sequences: tuple[int, ...] = (1,)
+    strength: float = 1.0
+    flat: bool = False
 
     def per_document(self, n_documents: int) -> list[int]:
         """Sequences of each document."""
@@ -35,10 +40,18 @@ class Scenario:
 
 
 #: A part of the noise differs between conditions, or paired contrasts would be almost free of noise.
+_PLAIN = Noise(condition=0.3)
+_SHARED = Noise(document=0.4, condition=0.3)
 SCENARIOS = {
-    "default": Scenario(Noise(condition=0.3)),
+    "default": Scenario(_PLAIN),
+    "weak": Scenario(_PLAIN, strength=0.5),
+    "none": Scenario(_PLAIN, strength=0.0),
+    "flat": Scenario(_PLAIN, flat=True),
     "heavy tails": Scenario(Noise(tails=3, autocorrelation=0.6, condition=0.3)),
-    "two levels": Scenario(Noise(document=0.4, condition=0.3), sequences=(1, 2, 3, 4)),
+    "skewed": Scenario(Noise(skewed=True, autocorrelation=0.6, condition=0.3)),
+    "two levels": Scenario(_SHARED, sequences=(1, 2, 3, 4)),
+    "one large": Scenario(_SHARED, sequences=(12, *[1] * 23)),
+    "very unequal": Scenario(_SHARED, sequences=(40, 20, 13, 10, 8, 7, 6, 5, 4, 3, 2, 1)),
 }
 
 
@@ -66,8 +79,11 @@ def design(scenario: str, n_documents: int, conditions: dict[str, Effects], **ch
 @cache
 def signal_design(scenario: str, n_documents: int) -> Design:
     """Leakage of the mask and of the residual stream; a second condition removes a part of the latter."""
-    changed = residual_effects(np.sqrt(1 - REMOVED))
-    return design(scenario, n_documents, {"baseline": residual_effects(), "changed": changed})
+    chosen = SCENARIOS[scenario]
+    before, after = (
+        replace(residual_effects(scale * chosen.strength), flat=chosen.flat) for scale in (1.0, np.sqrt(1 - REMOVED))
+    )
+    return design(scenario, n_documents, {"baseline": before, "changed": after})
 
 
 @cache

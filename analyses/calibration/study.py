@@ -19,11 +19,12 @@ from posstats.execution.provenance import code_digest, file_digest
 
 SEED = 20260
 CHUNK = 25
-SIZES = (16, 32, 48, 64)
-LEVEL_SIZES = (8, 16, 32, 64)
-#: The other kinds of noise are there to see what breaks, at a small and a usual number of documents.
-SECONDARY = ("heavy tails", "two levels")
-SECONDARY_SIZES = (16, 48)
+SIZES = (16, 24, 48, 96)
+#: What is there to see what breaks, at a small and a usual number of documents; unequal documents as many as there are.
+SECONDARY = [(name, n) for name in ("heavy tails", "skewed", "two levels") for n in (16, 48)]
+SECONDARY += [("one large", 24), ("very unequal", 12)]
+#: Little or nothing to find.
+ABSENT = [(name, n) for name in ("weak", "none", "flat") for n in (16, 48)]
 SHAPES = ("trend", "bump", "early")
 SHAPE_SIZES = (0.025, 0.05, 0.075, 0.1, 0.15)
 POWER_SIZE = 32
@@ -42,17 +43,13 @@ class Cell:
 def cells() -> list[Cell]:
     """What is run, in this order. The position in the list is part of the seeds: add at the end."""
     kinds = {"coverage": trials.coverage_trial, "level": trials.level_trial, "decoding": trials.decoding_trial}
-    plan = [("coverage", "default", n) for n in SIZES]
-    plan += [("level", "default", n) for n in LEVEL_SIZES]
-    plan += [("decoding", "default", n) for n in SIZES]
-    plan += [("coverage", scenario, n) for scenario in SECONDARY for n in SECONDARY_SIZES]
-    plan += [("level", scenario, n) for scenario in SECONDARY for n in SECONDARY_SIZES]
-    plan += [("decoding", "two levels", n) for n in SECONDARY_SIZES]
+    default = [("default", n) for n in SIZES]
+    plan = [("coverage", *one) for one in default + SECONDARY + ABSENT]
+    plan += [("level", *one) for one in default + SECONDARY]
+    plan += [("decoding", *one) for one in [*default, ("two levels", 16), ("two levels", 48)]]
     out = []
     for kind, scenario, n in plan:
-        trial = functools.partial(kinds[kind], scenario, n)
-        share = 1.0 if scenario == "default" else 0.5
-        out.append(Cell(f"{kind}-{scenario.replace(' ', '_')}-{n}", trial, share))
+        out.append(Cell(f"{kind}-{scenario.replace(' ', '_')}-{n}", functools.partial(kinds[kind], scenario, n)))
     for shape, size in itertools.product(SHAPES, SHAPE_SIZES):
         trial = functools.partial(trials.power_trial, shape, size, POWER_SIZE)
         out.append(Cell(f"power-{shape}-{size}", trial, share=0.4))
@@ -97,11 +94,12 @@ class Chunk:
 
 
 def chunks(n_datasets: int, folder: Path) -> Iterator[Chunk]:
-    """Everything to run, cell after cell."""
-    for number, cell in enumerate(cells()):
-        n = max(1, round(cell.share * n_datasets))
-        for start in range(0, n, CHUNK):
-            yield Chunk(cell, number, start, min(start + CHUNK, n), folder)
+    """Everything to run: some data sets of every cell, then some more, so that a part of the study has all cells."""
+    for start in range(0, n_datasets, CHUNK):
+        for number, cell in enumerate(cells()):
+            stop = min(start + CHUNK, max(1, round(cell.share * n_datasets)))
+            if start < stop:
+                yield Chunk(cell, number, start, stop, folder)
 
 
 def main() -> None:

@@ -10,19 +10,24 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analyses.calibration import designs, trials
-from posstats.stats.inference.options import DEFAULT_METHODS, INTERVAL_METHODS
 from posstats.stats.pair_products.terms import Array
 
-FAMILIES = tuple(DEFAULT_METHODS)
+FAMILIES = ("leakage", "share", "magnitude", "removal", "contrast", "slope", "decoding")
+#: Those whose limits depend on the method; of pooled ratios the bootstrap is the default.
+DRAWN = FAMILIES[:4]
+RATIOS = ("share", "removal")
 LEVEL = 0.05
 _REJECTIONS = ("datasets", "below_0.05")
-#: Coverage asked for, at N of at least 32 and at N of 16.
-REQUIRED = {32: (0.93, 0.97), 16: (0.92, 1.0)}
 
 
 def family(estimand: str) -> str:
-    """The entry of DEFAULT_METHODS an estimand falls under."""
+    """Kind of an estimand."""
     return next(name for name in FAMILIES if estimand.startswith(name))
+
+
+def default(estimand: str) -> str:
+    """The method that the estimators choose for the limits of an estimand."""
+    return "bootstrap" if family(estimand) in RATIOS and estimand.endswith("pooled") else "t"
 
 
 def load(folder: Path) -> dict[tuple[str, str, str], pd.DataFrame]:
@@ -55,29 +60,40 @@ def coverage_tables(data: dict[tuple[str, str, str], pd.DataFrame]) -> tuple[pd.
         for name in truth or trials.decoding_names():
             estimate = _column(frame, name, "estimate")
             true, sd = truth.get(name, float(estimate.mean())), estimate.std(ddof=1)
-            key = {"scenario": scenario, "n": int(size), "estimand": name}
-            row = key | {"datasets": len(estimate), "truth": true, "mean": estimate.mean(), "sd": sd}
+            key = {"scenario": scenario, "n": int(size), "estimand": name, "datasets": len(estimate)}
+            row = key | {"truth": true, "mean": estimate.mean(), "sd": sd}
             if truth:
                 row["bias_over_sd"] = (estimate.mean() - true) / sd
+            if f"{name}|plug_in" in frame:
                 row["plug_in_bias_over_sd"] = (_column(frame, name, "plug_in").mean() - true) / sd
             estimators.append(row)
-            for method in INTERVAL_METHODS:
-                if f"{name}|{method}|low" not in frame:
-                    continue
-                low, high, se = (_column(frame, name, method, what) for what in ("low", "high", "se"))
-                intervals.append(
-                    key
-                    | {
-                        "method": method,
-                        "coverage": ((low <= true) & (true <= high)).mean(),  # an undefined limit is a miss
-                        "truth_below": (true < low).mean(),
-                        "truth_above": (true > high).mean(),
-                        "undefined": np.isnan(low).mean(),
-                        "median_length": np.nanmedian(high - low),
-                        "median_se_over_sd": np.nanmedian(se) / sd,
-                    }
-                )
+            if not np.isfinite(true):
+                continue  # nothing to divide by
+            for method in trials.METHODS:
+                if f"{name}|{method}|low" in frame:
+                    intervals.append(key | {"method": method} | _covered(frame, name, method, true, sd))
     return pd.DataFrame(estimators), pd.DataFrame(intervals)
+
+
+def _covered(frame: pd.DataFrame, name: str, method: str, true: float, sd: float) -> dict[str, float]:
+    """Coverage of the sets of all data sets, whatever their shape; what is undefined is a miss."""
+    low, high, se = (_column(frame, name, method, what) for what in ("low", "high", "se"))
+    gap = [
+        _column(frame, name, method, f"gap_{end}") for end in ("low", "high") if f"{name}|{method}|gap_{end}" in frame
+    ]
+    missing = (gap[0] < true) & (true < gap[1]) if gap else np.zeros(len(low), dtype=bool)
+    rays = np.isfinite(gap[0]) if gap else missing
+    return {
+        "coverage": ((low <= true) & (true <= high) & ~missing).mean(),
+        "truth_below": (true < low).mean(),
+        "truth_above": (true > high).mean(),
+        "truth_in_gap": missing.mean(),
+        "rays": rays.mean(),
+        "line": (np.isinf(low) & np.isinf(high) & ~rays).mean(),
+        "undefined": np.isnan(low).mean(),
+        "median_length": np.nanmedian(high - low),
+        "median_se_over_sd": np.nanmedian(se) / sd,
+    }
 
 
 def rejection_table(
@@ -116,75 +132,61 @@ def family_table(data: dict[tuple[str, str, str], pd.DataFrame]) -> pd.DataFrame
     return pd.DataFrame(rows)
 
 
-def within_requirement(n: int, coverage: float) -> bool:
-    """Whether a coverage is what section 4 of docs/method.md asks for."""
-    low, high = REQUIRED[16 if n < 32 else 32]
-    return bool(low <= coverage <= high)
+def _covers(coverage: float, datasets: int) -> str:
+    """A coverage; "(!)" where it is below 0.95 by more than three binomial errors."""
+    bound = 1 - LEVEL - 3 * np.sqrt(LEVEL * (1 - LEVEL) / datasets)
+    return f"{coverage:.3f}" + (" (!)" if coverage < bound else "")
 
 
-def _range(values: pd.Series) -> str:
-    low, high = f"{values.min():.3f}", f"{values.max():.3f}"
-    return low if low == high else f"{low} to {high}"
+def _coverage_markdown(intervals: pd.DataFrame) -> Iterator[list[str]]:
+    """Smallest and largest coverage over the estimands of a family."""
+    kinds = [(name, method) for name in FAMILIES for method in trials.METHODS if method == "t" or name in DRAWN]
+    yield ["noise and documents", "N", *(f"{name}, {method}" if name in DRAWN else name for name, method in kinds)]
+    rows = intervals.assign(family=intervals.estimand.map(family))
+    for (scenario, n), cell in sorted(rows.groupby(["scenario", "n"]), key=lambda one: _place(*one[0])):
+        texts = []
+        for name, method in kinds:
+            found = cell[(cell.family == name) & (cell.method == method)]
+            ends = (
+                [_covers(x, found.datasets.iloc[0]) for x in (found.coverage.min(), found.coverage.max())]
+                if len(found)
+                else ["-"]
+            )
+            texts.append(" to ".join(dict.fromkeys(ends)))
+        yield [scenario, str(n), *texts]
 
 
-def _outside_markdown(intervals: pd.DataFrame) -> Iterator[list[str]]:
-    """How many estimands a method covers less, or more, often than asked for."""
-    shown = intervals[intervals.scenario == "default"]
-    sizes = sorted(shown.n.unique())
-    yield ["method", *(f"N = {n}" for n in sizes), "lowest", "highest at N >= 32"]
-    for method, group in shown.groupby("method"):
-        cells = []
-        for n in sizes:
-            covered = group[group.n == n].coverage
-            cells.append(f"{sum(not within_requirement(n, value) for value in covered)} of {len(covered)}")
-        highest = group[group.n >= 32].coverage.max()
-        yield [str(method), *cells, f"{group.coverage.min():.3f}", f"{highest:.3f}"]
+def _place(scenario: str, n: int) -> tuple[int, int]:
+    return list(designs.SCENARIOS).index(scenario), n
 
 
-def _methods_markdown(intervals: pd.DataFrame, scenario: str) -> Iterator[list[str]]:
-    """Smallest and largest coverage over the estimands of a family; the default in bold."""
-    chosen = intervals[intervals.scenario == scenario].assign(family=lambda x: x.estimand.map(family))
-    methods = [method for method in INTERVAL_METHODS if method in set(chosen.method)]
-    yield ["family", "N", *methods]
-    for name in FAMILIES:
-        for n, group in chosen[chosen.family == name].groupby("n"):
-            row = [name, str(n)]
-            for method in methods:
-                values = group[group.method == method].coverage
-                text = _range(values) if len(values) else "-"
-                row.append(f"**{text}**" if method == DEFAULT_METHODS[name] else text)
-            yield row
+def _shapes_markdown(intervals: pd.DataFrame) -> Iterator[list[str]]:
+    """How many of the sets of ratios are two rays or the line, per head and pooled."""
+    rows = intervals[
+        intervals.estimand.map(family).isin(RATIOS) & (intervals.estimand.map(default) == intervals.method)
+    ]
+    names = list(dict.fromkeys(rows.estimand))
+    chosen = [name for name in names if name.startswith(("share of residual", "removal [4, 8)"))]
+    yield ["noise and documents", "N", *chosen]
+    for (scenario, n), cell in sorted(rows.groupby(["scenario", "n"]), key=lambda one: _place(*one[0])):
+        at = cell.set_index("estimand")
+        there = [at.loc[name] if name in at.index else None for name in chosen]
+        yield [scenario, str(n), *("-" if x is None else f"{x.rays:.2f} + {x.line:.2f}" for x in there)]
 
 
 def _defaults_markdown(intervals: pd.DataFrame, estimators: pd.DataFrame) -> Iterator[list[str]]:
-    """Every estimand at every N under the default method."""
-    sizes = sorted(intervals.n.unique())
-    yield [
-        "estimand",
-        "truth",
-        *(f"N = {n}" for n in sizes),
-        "length at 48",
-        "se/sd at 48",
-        "bias/sd at 48",
-        "plug-in bias/sd at 48",
-    ]
-    shown = intervals[(intervals.scenario == "default") & (intervals.method == intervals.estimand.map(_default))]
+    """Every estimand at every N under the default method, default noise."""
+    shown = intervals[(intervals.scenario == "default") & (intervals.method == intervals.estimand.map(default))]
+    sizes = sorted(shown.n.unique())
+    extra = ["length at 48", "se/sd at 48", "bias/sd at 48", "plug-in bias/sd at 48"]
+    yield ["estimand", "truth", *(f"N = {n}" for n in sizes), *extra]
+    at48 = estimators[(estimators.scenario == "default") & (estimators.n == 48)].set_index("estimand")
     for name in dict.fromkeys(shown.estimand):
-        rows = shown[shown.estimand == name].set_index("n")
-        cells = []
-        for n in sizes:
-            value = rows.coverage[n]
-            cells.append(f"{value:.3f}" if within_requirement(n, value) else f"{value:.3f} (!)")
-        at = estimators[(estimators.scenario == "default") & (estimators.estimand == name) & (estimators.n == 48)].iloc[
-            0
-        ]
+        rows, at = shown[shown.estimand == name].set_index("n"), at48.loc[name]
+        cells = [_covers(rows.coverage[n], rows.datasets[n]) for n in sizes]
         bias = [f"{at[c]:+.2f}" if np.isfinite(at[c]) else "-" for c in ("bias_over_sd", "plug_in_bias_over_sd")]
-        at48 = rows.loc[48]
-        yield [name, f"{at.truth:.3f}", *cells, f"{at48.median_length:.3g}", f"{at48.median_se_over_sd:.2f}", *bias]
-
-
-def _default(estimand: str) -> str:
-    return DEFAULT_METHODS[family(estimand)]
+        lengths = [f"{rows.median_length[48]:.3g}", f"{rows.median_se_over_sd[48]:.2f}"]
+        yield [name, f"{at.truth:.3f}", *cells, *lengths, *bias]
 
 
 def _cell(table: pd.DataFrame) -> pd.Series:
@@ -210,23 +212,17 @@ def _markdown(rows: Iterator[list[str]]) -> str:
 def _figure(intervals: pd.DataFrame) -> Figure:
     """Coverage against N, one panel per family: the mean over its estimands, and the range of them."""
     shown = intervals[intervals.scenario == "default"].assign(family=lambda x: x.estimand.map(family))
-    sizes = sorted(shown.n.unique())
     figure = Figure(figsize=(11, 5.2), layout="constrained")
     axes = figure.subplots(2, 4, sharex=True, sharey=True).ravel()
     for ax, name in zip(axes, FAMILIES, strict=False):
-        ax.axhspan(*REQUIRED[32], color="0.92", zorder=0)
         ax.axhline(0.95, color="0.6", linewidth=0.8)
-        for k, method in enumerate(INTERVAL_METHODS):
+        for k, method in enumerate(trials.METHODS):
             values = shown[(shown.family == name) & (shown.method == method)]
-            if values.empty:
-                continue
-            shift = (k - 3) * 0.6
-            default = method == DEFAULT_METHODS[name]
             found = values.groupby("n").coverage.agg(["mean", "min", "max"])
-            ax.plot(found.index + shift, found["mean"], color=f"C{k}", linewidth=2.5 if default else 1.0, label=method)
-            ax.vlines(found.index + shift, found["min"], found["max"], color=f"C{k}", linewidth=0.8)
-        ax.set_title(f"{name} (default: {DEFAULT_METHODS[name]})", fontsize=8)
-        ax.set_xticks(sizes)
+            ax.plot(found.index + k, found["mean"], color=f"C{k}", label=method)
+            ax.vlines(found.index + k, found["min"], found["max"], color=f"C{k}", linewidth=0.8)
+        ax.set_title(name, fontsize=8)
+        ax.set_xticks(sorted(shown.n.unique()))
         ax.set_ylim(0.80, 1.005)
     axes[0].set_ylabel("coverage at 0.95")
     axes[4].set_ylabel("coverage at 0.95")
@@ -250,13 +246,12 @@ def write(folder: Path, docs: Path) -> None:
         table.to_csv(target / f"{name}.csv", index=False, float_format="%.5g", lineterminator="\n")
     with matplotlib.rc_context({"svg.hashsalt": "calibration", "svg.fonttype": "none"}):
         _figure(intervals).savefig(target / "coverage.svg", metadata={"Date": None})
-    shown = levels[~levels.test.str.endswith(", jackknife")]
-    tests = shown.assign(test=shown.test.str.removesuffix(", corrected_jackknife"), cell=_cell(shown))
+    tests = levels.assign(cell=_cell(levels))
     family_rows = families.drop(columns=["n", "datasets"]).map(lambda x: f"{x:.3g}" if isinstance(x, float) else str(x))
     found = {
-        "outside": _outside_markdown(intervals),
+        "coverage": _coverage_markdown(intervals),
+        "shapes": _shapes_markdown(intervals),
         "defaults": _defaults_markdown(intervals, estimators),
-        **{f"methods {scenario}": _methods_markdown(intervals, scenario) for scenario in designs.SCENARIOS},
         "levels": _rejections_markdown(tests, "cell", null=True),
         "power": _rejections_markdown(power.assign(test=power["shape"] + ": " + power.test), "size_nats", null=False),
         "families": iter([list(family_rows), *family_rows.to_numpy().tolist()]),

@@ -1,28 +1,20 @@
-"""One simulated data set after the other: estimates with every interval method, or p-values of every test.
+"""One simulated data set after the other: the limits that the estimators print, or p-values of every test.
 
 A trial is a function of (scenario, number of documents, seed) that returns named numbers, the same names every time.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
 from analyses.calibration import designs
 from analyses.calibration.designs import OFFSETS, QUERIES
 from posstats.stats.decoding.scores import Parts, decode
+from posstats.stats.inference.limits import Limits, ratio_limits, square_limits
 from posstats.stats.inference.multiplicity import adjust
-from posstats.stats.inference.options import INTERVAL_METHODS
-from posstats.stats.inference.resample import (
-    Interval,
-    document_pairs,
-    document_weights,
-    interval,
-    jackknife_error,
-    pair_weights,
-)
+from posstats.stats.inference.resample import Interval, document_pairs, document_weights, interval, leave_out_weights
 from posstats.stats.inference.sign_flips import random_signs, sign_flip_test
 from posstats.stats.pair_products.components import (
     SHARE_COMPONENTS,
@@ -34,13 +26,16 @@ from posstats.stats.pair_products.components import (
     share_statistics,
     term_sums,
 )
-from posstats.stats.pair_products.evaluate import evaluate, mean_terms
+from posstats.stats.pair_products.evaluate import evaluate, influence_products, mean_terms
 from posstats.stats.pair_products.terms import ORDERS, Array
 from posstats.stats.regression import fit_position, position_basis
 from posstats.stats.synthetic.design import Design, expected_terms
-from posstats.stats.synthetic.simulate import simulate_terms
+from posstats.stats.synthetic.simulate import Recorded, simulate_terms
 from posstats.vocabulary import EARLY, EARLY_BIN
 
+#: How intervals are made: what `method` of the estimators may be. Contrasts, slopes and decoding know "t" alone.
+METHODS = ("t", "bootstrap")
+LEVEL = 0.95
 N_RESAMPLES = 399
 N_PERMUTATIONS = 999
 #: Heads of the family, and sign flips: with 9,999 the smallest p-value, times 512, would exceed 0.05.
@@ -48,20 +43,96 @@ FAMILY = 512
 FAMILY_PERMUTATIONS = 21_999
 
 _BINS = {EARLY_BIN: np.arange(*EARLY), "[4, 8)": np.arange(4, 8)}
-_PARTS = share_parts()
-#: Given the mask: designs prescribe this one, and in the order "shapley" it is not 0 where there is no sink term.
-_SINK = share_parts("mask_first")["sink"]
-_MAGNITUDE = (SQUARE_COMPONENTS.index("residual"),)
-_GROUPS = ("pooled", "head 0", "head 1")
+_RESIDUAL = SQUARE_COMPONENTS.index("residual")
+#: Group -> the heads summed over.
+_GROUPS = {"pooled": [1.0, 1.0], "head 0": [1.0, 0.0], "head 1": [0.0, 1.0]}
 _BASIS = position_basis(QUERIES, "linear").values
 _PROJECT = np.linalg.pinv(_BASIS - _BASIS.mean(axis=0))[0]
+_SLOPES = ("log_attention", "residual")
 #: Parts of the decoded variance that are reported as shares.
 _DECODED = ("both", "shapley_denominator", "shapley_residual", "common")
 
 
-def _only(stats: Statistics, components: Sequence[int]) -> Statistics:
-    keep = list(components)
-    return replace(stats, gram=stats.gram[:, keep], components=tuple(stats.components[k] for k in keep))
+@dataclass(frozen=True, slots=True)
+class _Estimand:
+    """A mean of squares, or a ratio: weights (condition, component) of the sums of one bin."""
+
+    bin: str
+    above: Array
+    below: Array | None = None
+
+    def of(self, sums: dict[str, Array]) -> Array:
+        """Values from sums (..., group, condition, component) of every bin."""
+        above = np.tensordot(sums[self.bin], self.above, axes=2)
+        if self.below is None:
+            return above
+        below = np.tensordot(sums[self.bin], self.below, axes=2)
+        return np.divide(above, below, out=np.full(above.shape, np.nan), where=np.abs(below) > 1e-9)
+
+
+def _estimands() -> tuple[dict[str, _Estimand], dict[str, tuple[_Estimand, _Estimand]]]:
+    """Estimands, and contrasts: what is subtracted from what."""
+    before, after = np.eye(2)
+    whole, parts = np.eye(len(SHARE_COMPONENTS))[0], share_parts()
+    residual, later = (_Estimand("all", np.outer(one, parts["residual"]), np.outer(one, whole)) for one in np.eye(2))
+    # Given the mask: designs prescribe this one, and in the order "shapley" it is not 0 where there is no sink term.
+    sink = np.outer(before, share_parts("mask_first")["sink"])
+    found = {
+        "leakage": _Estimand("all", np.outer(before, whole)),
+        "share of residual": residual,
+        "share of sink": _Estimand("all", sink, np.outer(before, whole)),
+    }
+    contrasts = {"contrast of residual share": (later, residual)}
+    for label in _BINS:
+        one, two = (_Estimand(label, weights[:, None]) for weights in (before, after))
+        found[f"magnitude {label}"] = one
+        found[f"removal {label}"] = _Estimand(label, one.above - two.above, one.above)
+        contrasts[f"contrast of magnitude {label}"] = two, one
+    return found, contrasts
+
+
+ESTIMANDS, CONTRASTS = _estimands()
+
+
+def _values(sums: dict[str, Array]) -> dict[str, Array]:
+    """Every estimand and contrast, (..., group), from sums (..., group, condition, component) of every bin."""
+    values = {name: one.of(sums) for name, one in ESTIMANDS.items()}
+    return values | {name: after.of(sums) - before.of(sums) for name, (after, before) in CONTRASTS.items()}
+
+
+def _grouped(by_condition: Sequence[Array], axis: int) -> Array:
+    """Sums over the heads of each group: heads on `axis` become (group, condition)."""
+    stacked = np.stack(by_condition, axis=axis + 1)
+    return np.moveaxis(np.tensordot(list(_GROUPS.values()), stacked, axes=(1, axis)), 0, axis)
+
+
+def _named(values: dict[str, Array]) -> dict[str, float]:
+    return {f"{name}, {group}": float(x[g]) for name, x in values.items() for g, group in enumerate(_GROUPS)}
+
+
+def _slopes_named(slopes: Array) -> dict[str, float]:
+    """From (head, slope)."""
+    labels = [f"slope of {term.replace('_', ' ')}, head {h}" for h in range(len(slopes)) for term in _SLOPES]
+    return dict(zip(labels, slopes.ravel().tolist(), strict=True))
+
+
+def true_values(design: Design) -> dict[str, float]:
+    """Every estimand; not finite where a ratio has nothing to divide by."""
+    truth = expected_terms(design)
+    shares = np.stack([truth.leakage(), *(truth.cross(term) for term in SHARE_COMPONENTS[1:])], axis=-1)[:, 0]
+    sums = {"all": _grouped(list(shares), 0)}
+    for label, queries in _BINS.items():
+        sums[label] = _grouped(list(truth.magnitude("residual", queries)[:, 0, :, None]), 0)
+    slopes = np.stack([truth.slope(term)[0, 0] for term in _SLOPES], axis=-1)
+    return _named(_values(sums)) | _slopes_named(slopes)
+
+
+def _statistics(field: LayerField) -> dict[str, Statistics]:
+    bins = {label: magnitude_statistics(field, at, OFFSETS[_exist(at)]) for label, at in _BINS.items()}
+    return {"all": share_statistics(field, QUERIES, OFFSETS)} | {
+        label: replace(one, gram=one.gram[:, [_RESIDUAL]], components=(one.components[_RESIDUAL],))
+        for label, one in bins.items()
+    }
 
 
 def _exist(queries: Array) -> Array:
@@ -69,176 +140,103 @@ def _exist(queries: Array) -> Array:
     return queries[0] > OFFSETS
 
 
-def _statistics(field: LayerField) -> list[Statistics]:
-    bins = [magnitude_statistics(field, queries, OFFSETS[_exist(queries)]) for queries in _BINS.values()]
-    return [share_statistics(field, QUERIES, OFFSETS), *(_only(one, _MAGNITUDE) for one in bins)]
+def _plug_in(fields: Sequence[LayerField]) -> dict[str, float]:
+    """Squares of means in place of mean products of different documents: what content noise inflates."""
+    sums: dict[str, list[Array]] = {label: [] for label in ("all", *_BINS)}
+    for field in fields:
+        n = field.sequences.sum()
+        first, last, both = (term_sums(field, ORDERS[order]) for order in ("mask_first", "mask_last", "shapley"))
+        found = (both["log_attention"], first["mask"], last["mask"], both["redistribution"])
+        y, *terms = (one.sum(axis=0) / n for one in found)
+        centred = [x[:, QUERIES] - x[:, QUERIES].mean(axis=1, keepdims=True) for x in (y, *terms)]
+        centred = [x if x.ndim == y.ndim else x[..., None] for x in centred]
+        sums["all"].append(np.stack([(x * centred[0]).mean(axis=1).sum(axis=-1) for x in centred], axis=-1))
+        residual = both["residual"].sum(axis=0) / n
+        for label, queries in _BINS.items():
+            sums[label].append((residual[:, queries][..., _exist(queries)] ** 2).mean(axis=(1, 2))[:, None])
+    return _named(_values({label: _grouped(one, 0) for label, one in sums.items()}))
 
 
-def _slopes(field: LayerField, weights: Array, left_out: bool = False) -> Array:
-    """Slopes of log attention and of its residual part on log2(i + 1), (row, head, 2).
-
-    With one copy of each document left out, (row, document, head, 2), where asked for.
-    """
-    if left_out:
-        rows = np.maximum(weights[:, None] - np.eye(weights.shape[1]), 0.0)
-        slopes = _slopes(field, rows.reshape(-1, weights.shape[1]))
-        return slopes.reshape(*weights.shape, *slopes.shape[1:])
-    means = mean_terms(field, weights, ORDERS["shapley"])
-    return np.stack([means[name][..., QUERIES] @ _PROJECT for name in ("log_attention", "residual")], axis=-1)
-
-
-def estimands(shares: Array, magnitudes: Sequence[Array], slopes: Array) -> dict[str, Array]:
-    """Every estimand from its components.
-
-    Parameters
-    ----------
-    shares : ndarray, shape (..., condition, head, component)
-        Leakage, and the products of the terms with log attention (`SHARE_COMPONENTS`).
-    magnitudes : sequence of ndarray, shape (..., condition, head), one per bin
-        Residual.
-    slopes : ndarray, shape (..., head, 2)
-
-    Returns
-    -------
-    dict
-        "estimand, group" -> (...).
-    """
-    out = {}
-    for group in _GROUPS:
-        heads = slice(None) if group == "pooled" else slice(int(group[-1]), int(group[-1]) + 1)
-        components = shares[..., heads, :].sum(axis=-2)
-        leakage, residual, sink = components[..., 0], components @ _PARTS["residual"], components @ _SINK
-        residual = residual / leakage
-        out[f"leakage, {group}"] = leakage[..., 0]
-        out[f"share of residual, {group}"] = residual[..., 0]
-        out[f"share of sink, {group}"] = (sink / leakage)[..., 0]
-        out[f"contrast of residual share, {group}"] = residual[..., 1] - residual[..., 0]
-        for label, values in zip(_BINS, magnitudes, strict=True):
-            before, after = np.moveaxis(values[..., heads].sum(axis=-1), -1, 0)
-            out[f"magnitude {label}, {group}"] = before
-            out[f"removal {label}, {group}"] = 1 - after / before
-            out[f"contrast of magnitude {label}, {group}"] = after - before
-        if group != "pooled":
-            out[f"slope of log attention, {group}"] = slopes[..., int(group[-1]), 0]
-            out[f"slope of residual, {group}"] = slopes[..., int(group[-1]), 1]
-    return out
-
-
-def true_values(design: Design) -> dict[str, float]:
-    truth = expected_terms(design)
-    shares = [truth.leakage(), *(truth.cross(term) for term in SHARE_COMPONENTS[1:])]
-    magnitudes = [truth.magnitude("residual", queries)[:, 0] for queries in _BINS.values()]
-    slopes = np.stack([truth.slope(term)[0, 0] for term in ("log_attention", "residual")], axis=-1)
-    values = estimands(np.stack(shares, axis=-1)[:, 0], magnitudes, slopes)
-    return {name: float(value) for name, value in values.items()}
-
-
-@lru_cache(maxsize=1)
-def estimand_names() -> tuple[str, ...]:
-    """Names of all estimands but those of decoding, in order."""
-    return tuple(true_values(designs.signal_design("default", 5)))
-
-
-@lru_cache(maxsize=1)
-def squared() -> NDArray[np.bool_]:
-    """Which of :func:`estimand_names` are means of squares."""
-    return np.array([name.startswith(("leakage", "magnitude")) for name in estimand_names()])
-
-
-class _Fields:
-    """Both conditions of a data set; every estimand at any document weights."""
-
-    def __init__(self, fields: Sequence[LayerField]) -> None:
-        self._fields = fields
-        self._statistics = [_statistics(field) for field in fields]
-
-    def at(self, weights: Array) -> Array:
-        """(row, estimand)."""
-        parts = [[x.value for x in evaluate(stats, weights)] for stats in self._statistics]
-        return self._stack(parts, _slopes(self._fields[0], weights))
-
-    def left_out(self, weights: Array) -> Array:
-        """(row, document, estimand)."""
-        parts = [[x.left_out for x in evaluate(stats, weights, left_out=True)] for stats in self._statistics]
-        return self._stack(parts, _slopes(self._fields[0], weights, left_out=True))
-
-    @staticmethod
-    def _stack(parts: Sequence[Sequence[Array]], slopes: Array) -> Array:
-        shares, *bins = (np.stack(one, axis=-3) for one in zip(*parts, strict=True))
-        return np.stack(list(estimands(shares, [one[..., 0] for one in bins], slopes).values()), axis=-1)
-
-    def plug_in(self) -> Array:
-        """Squares of means in place of mean products of different documents: what content noise inflates."""
-        parts = []
-        for field in self._fields:
-            n = field.sequences.sum()
-            first, last, both = (term_sums(field, ORDERS[order]) for order in ("mask_first", "mask_last", "shapley"))
-            sums = (both["log_attention"], first["mask"], last["mask"], both["redistribution"])
-            y, *terms = (one.sum(axis=0) / n for one in sums)
-            terms = [one if one.ndim == y.ndim else one[..., None] for one in terms]
-
-            def products(x: Array, z: Array) -> Array:
-                return (centred(x) * centred(z)).mean(axis=1)
-
-            def centred(x: Array) -> Array:
-                return x[:, QUERIES] - x[:, QUERIES].mean(axis=1, keepdims=True)
-
-            shares = [products(x, y).sum(axis=-1) for x in (y, *terms)]
-            residual = both["residual"].sum(axis=0) / n
-            kept = [residual[:, queries][..., _exist(queries)] for queries in _BINS.values()]
-            bins = [(x**2).mean(axis=(1, 2))[..., None] for x in kept]
-            parts.append([np.stack(shares, axis=-1), *bins])
-        return self._stack(parts, _slopes(self._fields[0], np.ones((1, len(self._fields[0].sequences))))[0])
-
-
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=64)
 def _bootstrap_weights(n_documents: int, seed: int) -> Array:
     return document_weights(n_documents, N_RESAMPLES, seed)
 
 
-def _intervals(names: Sequence[str], found: dict[str, Interval]) -> dict[str, float]:
-    out = {}
-    for method, x in found.items():
-        for k, name in enumerate(names):
-            out |= {
-                f"{name}|{method}|low": x.low[k],
-                f"{name}|{method}|high": x.high[k],
-                f"{name}|{method}|se": x.se[k],
-            }
+def _drawn(n_documents: int, seed: np.random.SeedSequence) -> Array:
+    """Twenty sets of draws serve all data sets: the draws are no part of what varies between them."""
+    return _bootstrap_weights(n_documents, int(seed.generate_state(1)[0]) % 20)
+
+
+def _limits(
+    one: _Estimand, sums: dict[str, Array], products: dict[str, Array], n: Array, drawn: Array | None
+) -> Limits:
+    """As the estimators make them, (group, 1): row 0 of `sums` is the estimate, those after it lack a document."""
+    rows = sums[one.bin][: len(n) + 1]
+
+    def combined(weights: Array) -> tuple[Array, Array, Array]:
+        values = np.tensordot(rows, weights, axes=2)[..., None]
+        return values[0], values[1:], np.einsum("ckgxy,kg->cxy", products[one.bin], weights)[:, None]
+
+    above, left, grams = combined(one.above)
+    if one.below is None:
+        return square_limits(above, left, grams, n, LEVEL, drawn)
+    below, left_below, grams_below = combined(one.below)
+    both = None if drawn is None else (grams, grams_below)
+    return ratio_limits(above, below, left, left_below, n, LEVEL, both, drawn)
+
+
+def intervals(recorded: Recorded, seed: np.random.SeedSequence) -> dict[str, float]:
+    """Every estimand of a data set: "name|estimate", and "name|method|what" of every method it has.
+
+    What is "low", "high", "se" and "p"; of a ratio also "gap_low" and "gap_high", the ends of two rays.
+    """
+    fields = list(designs.layer_fields(recorded))
+    n = fields[0].sequences
+    pairs, drawn = document_pairs(len(n)), _drawn(len(n), seed)
+    weights = leave_out_weights(len(n), pairs)
+    statistics = [_statistics(field) for field in fields]
+    evaluated = [evaluate(list(one.values()), weights) for one in statistics]
+    sums = {
+        label: _grouped(values, 1) for label, values in zip(statistics[0], zip(*evaluated, strict=True), strict=True)
+    }
+    products = {label: _grouped([influence_products(one[label]) for one in statistics], 0) for label in statistics[0]}
+    out: dict[str, float] = {}
+
+    def note(
+        name: str, method: str, found: Limits | Interval, what: Sequence[str] = ("low", "high", "se", "p")
+    ) -> None:
+        for column in what:
+            values = _named({name: getattr(found, column).ravel()})
+            out.update({f"{key}|{method}|{column.removeprefix('boot_')}": value for key, value in values.items()})
+
+    out.update({f"{key}|estimate": value for key, value in _named({k: x[0] for k, x in _values(sums).items()}).items()})
+    for name, one in ESTIMANDS.items():
+        if one.below is None:
+            found = _limits(one, sums, products, n, drawn)
+            note(name, "t", found)
+            note(name, "bootstrap", found, ("boot_low", "boot_high", "se"))
+            continue
+        for method in METHODS:
+            found = _limits(one, sums, products, n, drawn if method == "bootstrap" else None)
+            note(name, method, found, ("low", "high", "se", "p", "gap_low", "gap_high"))
+    for name, (after, before) in CONTRASTS.items():
+        rows = after.of(sums) - before.of(sums)
+        left, without = rows[1 : len(n) + 1], rows[len(n) + 1 :]
+        note(name, "t", interval(rows[0], left, pairs=pairs, pair_left_out=without, method="corrected_jackknife"))
+    means = mean_terms(fields[0], weights[: len(n) + 1], ORDERS["shapley"])
+    slopes = np.stack([means[name][..., QUERIES] @ _PROJECT for name in _SLOPES], axis=-1)
+    found = interval(slopes[0], slopes[1:], method="jackknife")
+    out.update({f"{key}|estimate": value for key, value in _slopes_named(slopes[0]).items()})
+    for what in ("low", "high", "se", "p"):
+        out.update({f"{key}|t|{what}": value for key, value in _slopes_named(getattr(found, what)).items()})
     return out
 
 
-def coverage_trial(
-    scenario: str, n: int, seed: np.random.SeedSequence, methods: Sequence[str] | None = None
-) -> dict[str, float]:
-    """Every estimand with the interval of every method; "name|estimate", "name|plug_in", "name|method|low"...
-
-    The bootstrap-t is half of the whole cost: unless `methods` are named, only the default scenario has it.
-    """
-    if methods is None:
-        methods = [method for method in INTERVAL_METHODS if method != "studentized" or scenario == "default"]
-    design = designs.signal_design(scenario, n)
-    data = _Fields(list(designs.layer_fields(simulate_terms(design, seed))))
-    names = estimand_names()
-    pairs = document_pairs(n)
-    estimate, left_out = data.at(np.ones((1, n)))[0], data.at(1 - np.eye(n))
-    pair_left_out = data.at(pair_weights(n, pairs))
-    # Twenty sets of draws serve all data sets: the draws are no part of what varies between them.
-    weights = _bootstrap_weights(n, int(seed.generate_state(1)[0]) % 20)
-    replicates = error = None
-    if set(methods) - {"jackknife", "corrected_jackknife"}:
-        replicates = data.at(weights)
-    if "studentized" in methods:
-        error = jackknife_error(np.moveaxis(data.left_out(weights), 1, -1), weights[:, None])
-    options = {"pairs": pairs, "pair_left_out": pair_left_out, "squared": squared()}
-    found = {method: interval(estimate, left_out, replicates, error, method=method, **options) for method in methods}
-    out = {f"{name}|estimate": estimate[k] for k, name in enumerate(names)}
-    out |= {f"{name}|plug_in": value for name, value in zip(names, data.plug_in(), strict=True)}
-    return out | _intervals(names, found)
-
-
-def _decoded(parts: Parts) -> Array:
-    return np.stack([getattr(parts, name) for name in _DECODED], axis=-1)
+def coverage_trial(scenario: str, n: int, seed: np.random.SeedSequence) -> dict[str, float]:
+    """:func:`intervals`, and "name|plug_in"."""
+    recorded = simulate_terms(designs.signal_design(scenario, n), seed)
+    plug_in = _plug_in(list(designs.layer_fields(recorded)))
+    return intervals(recorded, seed) | {f"{name}|plug_in": value for name, value in plug_in.items()}
 
 
 def decoding_names() -> list[str]:
@@ -246,23 +244,20 @@ def decoding_names() -> list[str]:
 
 
 def decoding_trial(scenario: str, n: int, seed: np.random.SeedSequence) -> dict[str, float]:
-    """Decoded parts with every interval but the corrected jackknife's; replicates keep the fitted models."""
+    """Decoded parts with the interval of the jackknife, which keeps the fitted models."""
     recorded = simulate_terms(designs.signal_design(scenario, n), seed)
-    result = decode(
-        *designs.decoding_features(recorded), QUERIES, recorded.document, seed=int(seed.generate_state(1)[0])
-    )
-    weights = _bootstrap_weights(n, int(seed.generate_state(1)[0]) % 20)
-    estimate, left_out = _decoded(result.parts()), _decoded(result.left_out_parts())
-    replicates = _decoded(result.parts(weights))
-    within = _decoded(result.parts(weights[:, None] - np.eye(n)))
-    error = jackknife_error(np.moveaxis(within, 1, -1), weights[:, None])
-    found = {
-        method: interval(estimate, left_out, replicates, error, method=method)
-        for method in INTERVAL_METHODS
-        if method != "corrected_jackknife"
-    }
-    out = {f"{name}|estimate": value for name, value in zip(decoding_names(), estimate, strict=True)}
-    return out | _intervals(decoding_names(), found)
+    features = designs.decoding_features(recorded)
+    result = decode(*features, QUERIES, recorded.document, seed=int(seed.generate_state(1)[0]))
+
+    def stacked(parts: Parts) -> Array:
+        return np.stack([getattr(parts, name) for name in _DECODED], axis=-1)
+
+    found = interval(stacked(result.parts()), stacked(result.left_out_parts()), method="jackknife")
+    out = {}
+    for k, name in enumerate(decoding_names()):
+        out[f"{name}|estimate"] = found.estimate[k]
+        out |= {f"{name}|t|{what}": getattr(found, what)[k] for what in ("low", "high", "se", "p")}
+    return out
 
 
 def _leakage_tests(
@@ -280,25 +275,17 @@ def level_trial(scenario: str, n: int, seed: np.random.SeedSequence) -> dict[str
     """p-values of true null hypotheses."""
     flat_seed, null_seed, sign_seed = seed.spawn(3)
     flat = simulate_terms(designs.flat_design(scenario, n), flat_seed)
-    (field,) = designs.layer_fields(flat)
+    field = next(designs.layer_fields(flat))
     gram = share_statistics(field, QUERIES, OFFSETS).gram[:, 0]
     signs = random_signs(n, N_PERMUTATIONS, int(sign_seed.generate_state(1)[0]))
     y = designs.log_attention(flat, QUERIES)
     tests = _leakage_tests(y, gram, flat.document, signs, QUERIES)
     out = {f"{name}, one head": float(p[0]) for name, p in tests.items()}
     out["leakage, sign flip, pooled"] = float(sign_flip_test(gram.sum(axis=0), signs))
-
-    design = designs.null_design(scenario, n)
-    data = _Fields(list(designs.layer_fields(simulate_terms(design, null_seed))))
-    pairs = document_pairs(n)
-    estimate, left_out = data.at(np.ones((1, n)))[0], data.at(1 - np.eye(n))
-    pair_left_out = data.at(pair_weights(n, pairs))
-    for method in ("corrected_jackknife", "jackknife"):
-        found = interval(estimate, left_out, pairs=pairs, pair_left_out=pair_left_out, method=method)
-        for k, name in enumerate(estimand_names()):
-            if name.startswith(("share of sink", "removal", "contrast")):
-                out[f"{name}, {method}"] = found.p[k]
-    return out
+    found = intervals(simulate_terms(designs.null_design(scenario, n), null_seed), null_seed)
+    null = ("share of sink", "removal", "contrast")
+    p_values = {name.split("|")[0] + ", " + name.split("|")[1]: p for name, p in found.items() if name.endswith("|p")}
+    return out | {name: p for name, p in p_values.items() if name.startswith(null)}
 
 
 def power_trial(shape: str, size: float, n: int, seed: np.random.SeedSequence) -> dict[str, float]:

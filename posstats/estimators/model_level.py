@@ -264,7 +264,7 @@ def _shares_of_block(block: Block, *, queries: NDArray[np.int64], parts: Array) 
     stats = share_statistics(field, queries, field.offsets)
     n_documents = len(field.sequences)
     pairs = document_pairs(n_documents)
-    values = evaluate([stats], leave_out_weights(n_documents, pairs))[0].value
+    values = evaluate([stats], leave_out_weights(n_documents, pairs))[0]
     total = values[..., 0]
     part = (values * parts).sum(axis=-1)
     share = np.divide(part, total, out=np.full_like(total, np.nan), where=total != 0)

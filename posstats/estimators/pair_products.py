@@ -286,7 +286,7 @@ def _evaluate_block(
     found = []
     for field in block.fields():
         stats = [kernel(field, one.queries, one.offsets) for one in bins]
-        values = [one.value for one in evaluate(stats, leave_out_weights(len(field.sequences)))]
+        values = evaluate(stats, leave_out_weights(len(field.sequences)))
         found.append(
             [
                 _Evaluated(

@@ -59,10 +59,7 @@ def head_values(field: LayerField, recipes: Sequence[Recipe], pairs: NDArray[np.
     """
     statistics = [one.kernel(field, one.queries, one.offsets) for one in recipes]
     found = evaluate(statistics, leave_out_weights(len(field.sequences), pairs))
-    return [
-        HeadValues(components.value, pair_products(one, [0])[:, 0])
-        for one, components in zip(statistics, found, strict=True)
-    ]
+    return [HeadValues(value, pair_products(one, [0])[:, 0]) for one, value in zip(statistics, found, strict=True)]
 
 
 def layer_sums(layers: Iterable[Sequence[Sequence[HeadValues]]]) -> list[LayerSums]:

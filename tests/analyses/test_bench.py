@@ -96,7 +96,7 @@ def test_replicates_one_by_one_equal_replicates_at_once(bench):
 
 def test_a_part_writes_numbers_and_a_table(bench, monkeypatch, tmp_path, capsys):
     part = "estimators"
-    size = bench.estimators.Size(24, 1, 2, 96, 20, 2, 1)
+    size = bench.estimators.Size(24, 1, 2, 96, 99, 2, 1)
     # In this process: a fresh one spends its time on imports.
     monkeypatch.setattr(bench.estimators, "alone", lambda job, *arguments: job(*arguments))
     monkeypatch.setattr(bench.study, "Size", lambda *_: size)

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
+import posstats as ps
+from posstats.dataset.simulate import recorded_dataset
 from posstats.errors import DesignError, InputError
-from posstats.stats.inference.options import DEFAULT_METHODS, INTERVAL_METHODS
 from posstats.stats.inference.resample import corrected_error, document_pairs, interval, jackknife_error, pair_weights
 from posstats.stats.inference.sign_flips import random_signs, sign_flip_test
 from tests.refused import refused
@@ -125,12 +126,8 @@ def test_pairs_need_documents():
 def test_interval_says_what_it_lacks():
     x = np.arange(6.0)
     refused(InputError, "needs the estimate without pairs", interval, x.mean(), x, method="corrected_jackknife")
-    refused(InputError, "bca interval needs bootstrap replicates", interval, x.mean(), x, method="bca")
+    refused(InputError, "needs bootstrap replicates", interval, x.mean(), x, method="studentized")
     refused(InputError, "standard error of every replicate", interval, x.mean(), x, x, method="studentized")
-
-
-def test_defaults_are_methods():
-    assert set(DEFAULT_METHODS.values()) <= set(INTERVAL_METHODS)
 
 
 def test_many_gram_matrices_give_the_p_values_of_one():
@@ -147,31 +144,60 @@ def test_many_gram_matrices_give_the_p_values_of_one():
 # ---- coverage
 
 
-def test_every_family_is_covered_by_its_default_method(trials):
-    methods = sorted(set(DEFAULT_METHODS.values()))
-    found = run(lambda seed: trials.coverage_trial("two levels", 32, seed, methods), N_DATASETS, seed=1)
+@pytest.mark.filterwarnings("ignore::posstats.errors.FewDocumentsWarning")
+@pytest.mark.parametrize("method", ["t", "bootstrap"])
+def test_limits_are_those_that_the_estimators_print(trials, monkeypatch, method):
+    seed = np.random.SeedSequence(7)
+    recorded = trials.simulate_terms(trials.designs.signal_design("two levels", 12), seed)
+    monkeypatch.setattr(trials, "_drawn", lambda n, _: trials.document_weights(n, 199, 3))
+    found = trials.intervals(recorded, seed)
+    ds = recorded_dataset(recorded, trials.designs.LENGTH, {})
+    base = ds.sel(condition=["baseline"])
+    for by, group in (((), "pooled"), (("layer", "head"), "head 1")):
+        options = {"by": by, "method": method, "n_resamples": 199, "seed": 3}
+        bins = {"magnitude": ps.magnitude(base, **options), "removal": ps.removal(ds, "changed", **options)}
+        rows = {f"{name} {x}": bins[name].table.query(f"queries == '{x}'") for name in bins for x in trials._BINS}
+        rows = {name: one.query("term == 'residual'") if "term" in one else one for name, one in rows.items()}
+        rows["leakage"] = ps.leakage(base, **options).table.query("queries == 'all'")
+        rows["share of residual"] = ps.shares(base, **options).table.query("queries == 'all' and term == 'residual'")
+        for name, row in rows.items():
+            row = row.iloc[-1]  # of heads, the last
+            squares = name.startswith(("leakage", "magnitude"))
+            ends = ("boot_low", "boot_high") if squares and method == "bootstrap" else ("low", "high")
+            expected = [row.estimate, *(row[end] for end in ends), row.se]
+            key = f"{name}, {group}"
+            actual = [found[f"{key}|estimate"], *(found[f"{key}|{method}|{what}"] for what in ("low", "high", "se"))]
+            np.testing.assert_allclose(actual, expected, rtol=1e-7, err_msg=key)
+
+
+def test_the_truth_in_the_gap_of_two_rays_is_missed(study):
+    ends = {"low": -np.inf, "high": np.inf, "se": 1.0}
+    rows = [ends | {"gap_low": low, "gap_high": high} for low, high in ((0.0, 1.0), (1.0, 2.0), (np.nan, np.nan))]
+    frame = study.tables.pd.DataFrame(rows).add_prefix("share|t|")
+    found = study.tables._covered(frame, "share", "t", true=0.5, sd=1.0)
+    assert (found["coverage"], found["truth_in_gap"], found["rays"], found["line"]) == (2 / 3, 1 / 3, 2 / 3, 1 / 3)
+
+
+def test_every_family_is_covered(trials, study):
+    found = run(lambda seed: trials.coverage_trial("two levels", 32, seed), N_DATASETS, seed=1)
     truth = trials.true_values(trials.designs.signal_design("two levels", 32))
-    families = set()
     for name, true in truth.items():
-        family = next(key for key in DEFAULT_METHODS if name.startswith(key))
-        families.add(family)
-        low, high = (found[f"{name}|{DEFAULT_METHODS[family]}|{side}"] for side in ("low", "high"))
+        low, high = (found[f"{name}|{study.tables.default(name)}|{side}"] for side in ("low", "high"))
         covered = int(((low <= true) & (true <= high)).sum())
         assert plausible(covered, N_DATASETS, 0.95), (name, covered)
         estimate = found[f"{name}|estimate"]
         assert abs(estimate.mean() - true) < 0.4 * estimate.std(), name
-    assert families == set(DEFAULT_METHODS) - {"decoding"}
+    assert {study.tables.family(name) for name in truth} == set(study.tables.FAMILIES) - {"decoding"}
     # The plug-in estimate of leakage counts content noise as position.
     plug_in = found["leakage, pooled|plug_in"]
     assert plug_in.mean() - truth["leakage, pooled"] > 0.8 * plug_in.std()
 
 
-def test_decoding_is_covered_by_its_default_method(trials):
+def test_decoding_is_covered(trials):
     found = run(lambda seed: trials.decoding_trial("default", 16, seed), N_DATASETS, seed=2)
     for name in trials.decoding_names():
         true = found[f"{name}|estimate"].mean()
-        low, high = (found[f"{name}|{DEFAULT_METHODS['decoding']}|{side}"] for side in ("low", "high"))
-        covered = int(((low <= true) & (true <= high)).sum())
+        covered = int(((found[f"{name}|t|low"] <= true) & (true <= found[f"{name}|t|high"])).sum())
         assert plausible(covered, N_DATASETS, 0.95), (name, covered)
 
 
@@ -184,7 +210,7 @@ def test_tests_keep_their_level(trials, scenario):
     for name, p in p_values.items():
         assert (p > 0).all(), name
         rejected = int((p < 0.05).sum())
-        # Never too often. The plain jackknife, and any test of what is close to a pure second order, reject too rarely.
+        # Never too often. Any test of what is close to a pure second order, reject too rarely.
         assert stats.binom.sf(rejected - 1, N_DATASETS, 0.05) > 1e-4, (name, rejected)
         if name.startswith(("leakage", "slope", "spline")):
             assert plausible(rejected, N_DATASETS, 0.05), (name, rejected)

@@ -358,7 +358,9 @@ def test_traps(options, words):
     refused(lambda: trap_table(**options), words)
 
 
-@pytest.mark.parametrize("options", [{"logit": "1"}, {"tails": 2}, {"autocorrelation": None}, {"head": -0.1}])
+@pytest.mark.parametrize(
+    "options", [{"logit": "1"}, {"tails": 2}, {"autocorrelation": None}, {"head": -0.1}, {"skewed": 1}]
+)
 def test_noise(options):
     refused(lambda: Noise(**options), next(iter(options)))
 

@@ -212,7 +212,7 @@ def test_terms_of_a_large_data_set_have_the_prescribed_means():
         assert (np.abs(mean - expected)[seen] < 5 * error[seen] + steady).all()
 
 
-@pytest.mark.parametrize("noise", [Noise(), Noise(tails=4, autocorrelation=0.6, document=0.4)])
+@pytest.mark.parametrize("noise", [Noise(), Noise(skewed=True), Noise(tails=4, autocorrelation=0.6, document=0.4)])
 def test_a_flat_field_has_no_absolute_position_though_its_terms_do(noise):
     effects = Effects(sink=-np.exp(-POSITION / 5), query_drift=0.1 * POSITION, flat=True)
     design = small(conditions={"baseline": effects}, noise=noise, sequences_per_document=2)
@@ -272,6 +272,11 @@ def test_autocorrelation_and_tails():
     heavy = content(Noise(tails=5), n_documents=2000)
     assert heavy.std() == pytest.approx(1, rel=0.03)
     assert (np.abs(heavy) > 4).mean() > 20 * 6.3e-5  # a Gaussian exceeds 4 standard deviations that often
+    skewed = content(Noise(logit=2, skewed=True), n_documents=2000)
+    assert (skewed.mean(), skewed.std()) == pytest.approx((0, 2), abs=0.06)
+    assert (skewed**3).mean() / 8 == pytest.approx(2, rel=0.1)
+    with pytest.raises(InputError, match="no tails"):
+        Noise(skewed=True, tails=3)
 
 
 def test_what_documents_heads_and_conditions_have_in_common():

@@ -17,7 +17,6 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import expit
 
 from posstats.errors import DesignError
 from posstats.stats.pair_products.components import Component, LayerField, Statistics, combine
@@ -29,29 +28,13 @@ _BLOCK_BYTES = 2**27
 _ROW_BYTES = 2**27
 
 
-@dataclass(frozen=True, slots=True)
-class Components:
-    """Components at given document weights.
-
-    Attributes
-    ----------
-    value : ndarray, shape (replicate, head, component)
-    left_out : ndarray, shape (replicate, document, head, component)
-        The same with one copy of a document left out of the replicate: exact for the products, first order in the
-        change of the steady state. No documents where it was not asked for.
-    """
-
-    value: Array
-    left_out: Array
-
-
 def pair_count(weights: Array, sequences: Array) -> Array:
     """Weighted pairs of sequences from distinct documents: ``(sum c n)^2 - sum (c n)^2`` over the last axis."""
     counts = weights * sequences
     return counts.sum(axis=-1) ** 2 - (counts**2).sum(axis=-1)
 
 
-def evaluate(stats: Sequence[Statistics], weights: Array, *, left_out: bool = False) -> list[Components]:
+def evaluate(stats: Sequence[Statistics], weights: Array) -> list[Array]:
     """Evaluate components at document weights.
 
     Parameters
@@ -60,29 +43,23 @@ def evaluate(stats: Sequence[Statistics], weights: Array, *, left_out: bool = Fa
         Statistics of one :class:`LayerField` (several bins, say): they share its steady state.
     weights : ndarray, shape (replicate, document)
         How often each document counts; ones give the estimate.
-    left_out : bool
-        Whether to return the leave-one-out values too (jackknife standard errors, within replicates as well).
 
     Returns
     -------
-    list of Components
+    list of ndarray, shape (replicate, head, component)
         One per element of `stats`.
     """
     weights = np.asarray(weights, dtype=np.float64)
-    n_replicates, n_documents = weights.shape
-    shapes = [one.gram.shape[:2] for one in stats]
-    values = [np.empty((n_replicates, *shape)) for shape in shapes]
-    without = [np.empty((n_replicates, n_documents if left_out else 0, *shape)) for shape in shapes]
-    row_bytes = 8 * (8 * stats[0].field.steady_log_sum.shape[-1] + (4 * n_documents if left_out else 0))
-    size = max(1, _ROW_BYTES // row_bytes)
-    for start in range(0, n_replicates, size):
+    values = [np.empty((len(weights), *one.gram.shape[:2])) for one in stats]
+    size = max(1, _ROW_BYTES // (64 * stats[0].field.steady_log_sum.shape[-1]))
+    for start in range(0, len(weights), size):
         rows = slice(start, start + size)
-        _evaluate_rows(stats, weights[rows], [value[rows] for value in values], [left[rows] for left in without])
-    return [Components(value, left) for value, left in zip(values, without, strict=True)]
+        _evaluate_rows(stats, weights[rows], [value[rows] for value in values])
+    return values
 
 
-def _evaluate_rows(stats: Sequence[Statistics], weights: Array, values: list[Array], without: list[Array]) -> None:
-    """Fill `values` and `without` for some replicates, a block of heads at a time."""
+def _evaluate_rows(stats: Sequence[Statistics], weights: Array, values: list[Array]) -> None:
+    """Fill `values` for some replicates, a block of heads at a time."""
     field = stats[0].field
     drawn = _Drawn.of(weights, field.sequences)
     n_heads = stats[0].gram.shape[0]
@@ -92,8 +69,8 @@ def _evaluate_rows(stats: Sequence[Statistics], weights: Array, values: list[Arr
     for start in range(0, n_heads, size):
         heads = slice(start, start + size)
         state = State.at(field, heads, weights) if moving else None  # leakage alone needs none
-        for one, value, left in zip(stats, values, without, strict=True):
-            _evaluate_heads(one, heads, drawn, state, value[:, heads], left[:, :, heads])
+        for one, value in zip(stats, values, strict=True):
+            _evaluate_heads(one, heads, drawn, state, value[:, heads])
 
 
 def sums_at(values: Array, weights: Array) -> Array:
@@ -206,8 +183,6 @@ class _Drawn:
     Attributes
     ----------
     weights : ndarray, shape (replicate, document)
-    counts, total : ndarray, shapes (replicate, document) and (replicate, 1)
-        Weighted numbers of sequences.
     pairs : ndarray, shape (replicate,)
         Weighted pairs of sequences from distinct documents.
     removed : ndarray of int, shape (replicate, 2), or None
@@ -215,20 +190,15 @@ class _Drawn:
     """
 
     weights: Array
-    sequences: Array
-    counts: Array
-    total: Array
     pairs: Array
     removed: NDArray[np.intp] | None
 
     @classmethod
     def of(cls, weights: Array, sequences: Array) -> "_Drawn":
-        counts = weights * sequences
-        total = counts.sum(axis=1, keepdims=True)
         pairs = pair_count(weights, sequences)
         if (pairs <= 0).any():
             raise DesignError("A set of document weights holds fewer than two distinct documents.")
-        return cls(weights, sequences, counts, total, pairs, _removed(weights))
+        return cls(weights, pairs, _removed(weights))
 
     def quadratic(self, gram: Array) -> Array:
         """``c' gram c`` of symmetric matrices with a zero diagonal: (..., document, document) -> (..., replicate)."""
@@ -241,13 +211,6 @@ class _Drawn:
         quadratic = sums.sum(axis=-1, keepdims=True) - 2 * (padded[..., one] + padded[..., two])
         quadratic[..., both] += 2 * gram[..., one[both], two[both]]
         return quadratic
-
-    def fewer(self) -> Array:
-        """Pairs left when one copy of a document goes, c_g -> c_g - 1; where none are left nothing is left out."""
-        squares = self.counts**2
-        left = (self.counts - self.sequences) ** 2
-        fewer = (self.total - self.sequences) ** 2 - (squares.sum(axis=1, keepdims=True) - squares + left)
-        return np.where(fewer > 0, fewer, self.pairs[:, None])
 
 
 def _removed(weights: Array) -> NDArray[np.intp] | None:
@@ -288,13 +251,10 @@ class Moved:
         Products of a document's field with the weighted sum of all fields.
     own : ndarray, shape (head, replicate, document)
         Products of a document's field with itself.
-    gradients : list of ndarray, shape (head, replicate, slot)
-        Of the sum of products over pairs, in each of the changes; empty where it was not asked for.
     """
 
     paired: Array
     own: Array
-    gradients: list[Array]
 
     @classmethod
     def of(
@@ -305,7 +265,6 @@ class Moved:
         weights: Array,
         *,
         centred: bool = False,
-        gradients: bool = False,
     ) -> "Moved":
         """Products of fields that move with themselves, or with others that do not.
 
@@ -319,15 +278,12 @@ class Moved:
         weights : ndarray, shape (replicate, document)
         centred : bool
             Whether products are those of fields centred over the slots.
-        gradients : bool
-            Whether they are wanted.
         """
         sums = [weights @ one for one in moves.by]
         by_document = [one.transpose(0, 2, 1) for one in moves.by]
         change = _total(x * one for x, one in zip(moves.change, sums, strict=True))
         fixed = field if other is None else other
         whole = weights @ fixed
-        mean = np.zeros(())
         if other is None:
             whole = whole + (change - change.mean(axis=-1, keepdims=True) if centred else change)
         paired = _total((whole * x) @ one for x, one in zip(moves.change, by_document, strict=True))
@@ -344,18 +300,7 @@ class Moved:
                 own -= mean**2 / field.shape[-1]
         else:
             paired = paired / 2
-        if not gradients:
-            return cls(paired, own, [])
-        found = []
-        for one, total, products in zip(moves.by, sums, with_fixed, strict=True):
-            gradient = total * whole - weights**2 @ products
-            if other is None:
-                gradient -= _total(
-                    y * (weights**2 @ (one * two)) for y, two in zip(moves.change, moves.by, strict=True)
-                )
-                gradient = 2 * (gradient + (weights**2 * mean / field.shape[-1]) @ one if centred else gradient)
-            found.append(gradient)
-        return cls(paired, own, found)
+        return cls(paired, own)
 
     def numerator(self, weights: Array) -> Array:
         """Sum over pairs of distinct documents: (head, replicate)."""
@@ -446,62 +391,17 @@ class State:
         change: Array = (self.shared.gain - self.field.gain[self.heads, None])[..., queries]
         return change
 
-    def change(self, component: Component, stats: Statistics, gradients: Sequence[Array], drawn: _Drawn) -> Array:
-        """First-order change of a component when one copy of a document goes: (head, replicate, document).
-
-        `gradients` are those of its numerator in the functions of :meth:`moves`, (head, replicate, slot) each.
-        """
-        response, at, keys = component.response, stats.queries, self.field.keys
-        n_queries, lags = len(at), self.field.steady_log_sum.shape[-1]
-        scale, beside = np.sqrt(stats.weight), np.sqrt(stats.offset_weight)
-        function, offset = np.split(gradients[0], [n_queries], axis=-1)
-        by_query = scale * function
-        by_gain = np.zeros_like(by_query)
-        if response.joint:
-            first, second = (one[..., :n_queries] for one in gradients[1:])
-            by_gain = scale * response.joint * (first + second * self.gain(at))
-        visible, ordinary, most = (
-            np.eye(lags)[count[at] - 1] for count in (keys.visible, keys.ordinary, keys.most - keys.zero_seen)
-        )
-        # Of log(exp(G(n) - G(n*)) + exp(b - G(n*))) and of log(1 + exp(b - G(n*))): the parts of the learned sink.
-        log_sum, level = self.mean[..., :lags], self.mean[..., lags]
-        sink = self.field.learned_sink[self.heads, None] - level
-        there = expit(sink[..., None] - (log_sum @ visible.T))
-        alone = expit(sink)
-        gradient = np.zeros_like(self.mean)
-        gradient[..., :lags] = (
-            -(response.mask_first * by_query * (1 - there)) @ visible
-            + (response.ordinary * by_query - by_gain) @ ordinary
-            + by_gain @ most
-        )
-        total = by_query.sum(axis=-1)
-        gradient[..., lags] = response.mask_first * ((by_query * there).sum(axis=-1) - alone * total)
-        gradient[..., lags] -= response.learned * alone * total
-        chosen = lags + 1 + stats.offsets
-        gradient[..., chosen] -= response.relative * (total / len(stats.offsets))[..., None]
-        if beside:
-            gradient[..., chosen] -= response.relative * beside * (offset - offset.mean(axis=-1, keepdims=True))
-        # Leaving g out moves the mean by (n_g mean - sum_g) / (N - n_g).
-        n = self.field.sequences
-        moved = (gradient * self.mean).sum(axis=-1, keepdims=True) * n - gradient @ self.sums.transpose(0, 2, 1)
-        return moved / np.maximum(drawn.total - n, 1.0)
-
 
 def _padded(parts: Sequence[Array], beside: float) -> Array:
     """Slots of the queries, and those of the offsets where there are any."""
     return np.concatenate(parts, axis=-1) if beside else parts[0]
 
 
-def _evaluate_heads(
-    stats: Statistics, heads: slice, drawn: _Drawn, state: State | None, value: Array, left: Array
-) -> None:
-    """Fill `value` (replicate, head, component) and, unless empty, `left` (replicate, document, head, component)."""
-    gram = stats.gram[heads]
-    numerators = drawn.quadratic(gram)
-    fewer = drawn.fewer() if left.size else None
+def _evaluate_heads(stats: Statistics, heads: slice, drawn: _Drawn, state: State | None, value: Array) -> None:
+    """Fill `value` (replicate, head, component)."""
+    numerators = drawn.quadratic(stats.gram[heads])
     for k, component in enumerate(stats.components):
         numerator = numerators[:, k]
-        without = numerator[..., None] - 2 * drawn.weights @ gram[:, k] if fewer is not None else np.zeros(())
         if component is not None and state is not None:
             moved = Moved.of(
                 _by_head(component.field, heads),
@@ -509,17 +409,9 @@ def _evaluate_heads(
                 state.moves(component, stats),
                 drawn.weights,
                 centred=stats.centred,
-                gradients=fewer is not None,
             )
-            beyond = moved.numerator(drawn.weights)
-            numerator = numerator + beyond
-            if fewer is not None:
-                without += beyond[..., None] + 2 * (drawn.weights * moved.own - moved.paired)
-                change = state.change(component, stats, moved.gradients, drawn)
-                without += change * (fewer / drawn.pairs[:, None])
+            numerator = numerator + moved.numerator(drawn.weights)
         value[:, :, k] = (numerator / drawn.pairs).T
-        if fewer is not None:
-            left[:, :, :, k] = np.moveaxis(without / fewer, 0, 2)
 
 
 def _by_head(values: Array, heads: slice) -> Array:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from posstats.arguments import number
+from posstats.arguments import flag, number
 from posstats.errors import DesignError, InputError
 from posstats.stats.pair_products.terms import KeyCounts, Shared, check_order
 from posstats.vocabulary import BASELINE, LOG_ATTENTION, RESIDUAL, RESIDUAL_TERMS, TERMS, analysed_half
@@ -70,6 +70,8 @@ class Noise:
         Standard deviation of ``log(-log(1 - A0))``. It is always Gaussian, so that the mean of the terms is exact.
     tails : float, optional
         Degrees of freedom (above 2) of Student-t innovations; Gaussian if omitted.
+    skewed : bool
+        Exponential innovations, centred, instead.
     autocorrelation : float
         Of successive queries, AR(1), within (-1, 1).
     document, head, condition : float
@@ -81,6 +83,7 @@ class Noise:
     denominator: float = 0.3
     sink: float = 0.3
     tails: float | None = None
+    skewed: bool = False
     autocorrelation: float = 0.0
     document: float = 0.0
     head: float = 0.0
@@ -91,6 +94,8 @@ class Noise:
             number(name, getattr(self, name), 0)
         if self.tails is not None and not number("tails", self.tails) > 2:
             raise InputError(f"tails={self.tails}: Student-t noise needs more than 2 degrees of freedom")
+        if flag("skewed", self.skewed) and self.tails is not None:
+            raise InputError("skewed noise is exponential and has no tails to choose")
         if not -1 < number("autocorrelation", self.autocorrelation) < 1:
             raise InputError(f"autocorrelation={self.autocorrelation} is not within (-1, 1)")
         if self.own < -1e-12:

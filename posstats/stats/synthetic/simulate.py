@@ -69,7 +69,9 @@ def _noise(
     noise, document = design.noise, design.document
 
     def draw(*lead: int) -> Array:
-        if gaussian or noise.tails is None:
+        if noise.skewed and not gaussian:
+            out = rng.standard_exponential((*lead, *tail)) - 1
+        elif gaussian or noise.tails is None:
             out = rng.standard_normal((*lead, *tail))
         else:
             out = rng.standard_t(noise.tails, (*lead, *tail)) * np.sqrt(1 - 2 / noise.tails)
