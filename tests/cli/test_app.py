@@ -18,6 +18,7 @@ from posstats.dataset.store import parts_folder, write_dump
 from posstats.errors import InputError
 from posstats.vocabulary import SCHEMA_VERSION
 from tests import tiny
+from tests.sealed import sealed
 
 COMMANDS = ["models", "dump", "inspect", "analyze", "claims", "report", "simulate", "bench"]
 FEW = "only 6 documents: intervals are reliable from 24 documents on"
@@ -143,7 +144,7 @@ class TestHelp:
 
     def test_every_option_of_a_dump_is_a_key_of_the_configuration_or_says_how_to_write(self):
         names = {one.name for name, one in parameters() if name == "dump"} - {"help"}
-        keys = "model revision dtype ntk_factor sliding_window adapter source text n length bos bos_token"
+        keys = "model revision dtype ntk_factor sliding_window adapter untrained source text n length bos bos_token"
         how = "seed device batch_size models path overwrite shard scheduler shards dry_run as_json quiet"
         assert names == {*keys.split(), "condition", "offset", *how.split()}
 
@@ -176,7 +177,7 @@ class TestInspect:
             several = xr.concat([dataset] * 3, dim="layer", data_vars="minimal").assign(
                 layer_window=("layer", np.array([8, 0, 8])), layer_rotary=("layer", np.ones(3, dtype=np.int8))
             )
-            write_dump(several.assign_coords(layer=[0, 1, 2]).compute(), tmp_path / "d.h5")
+            write_dump(sealed(several.assign_coords(layer=[0, 1, 2]).compute()), tmp_path / "d.h5")
         code, out, _ = run("inspect", tmp_path / "d.h5")
         assert code == 0
         assert re.search("^windows +8 tokens in layers 0, 2; none in layer 1$", out, re.MULTILINE)

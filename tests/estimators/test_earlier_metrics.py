@@ -87,7 +87,7 @@ class TestAgainstWholeMatrices:
         dump, logits, _ = real
         i, j = np.tril_indices(logits.shape[-1])
         designs = [sm.add_constant(np.column_stack(x).astype(float)) for x in ([i - j], [i - j, i])]
-        table = earlier_metrics(dump, n_resamples=5).table
+        table = earlier_metrics(dump, n_resamples=99).table
         for layer in range(3):
             delta = []
             for n in range(5):
@@ -98,7 +98,7 @@ class TestAgainstWholeMatrices:
 
     def test_map_of_diagonals(self, real):
         dump, logits, _ = real
-        table = earlier_metrics(dump, n_resamples=5).table
+        table = earlier_metrics(dump, n_resamples=99).table
         half = logits.shape[-1] // 2
         for layer in range(3):
             total = np.zeros((half, half))
@@ -112,7 +112,7 @@ class TestAgainstWholeMatrices:
 
     def test_massive_activations(self, real):
         dump, _, streams = real
-        table = earlier_metrics(dump, n_resamples=5).table
+        table = earlier_metrics(dump, n_resamples=99).table
         expected = []
         for layer in range(3):
             counts = []
@@ -125,7 +125,7 @@ class TestAgainstWholeMatrices:
 
     def test_content_scatter(self, real):
         dump, logits, _ = real
-        table = ps.size(dump, by=("layer", "head"), octaves=False, n_resamples=5).table
+        table = ps.size(dump, by=("layer", "head"), octaves=False, n_resamples=99).table
         length = logits.shape[-1]
         for row in table.itertuples():
             by_lag = []
@@ -167,7 +167,7 @@ def test_stream_that_the_layer_reads(dump, result):
     assert result.table[["massive_activations", "linear_delta_r2"]].isna().all(axis=None)
     assert any("lacks linear_r2_offset, linear_r2_position, residual_median" in note for note in result.notes)
     median = dump.residual_norm.isel(token=0, drop=True) * 0 + 0.05
-    result = earlier_metrics(dump.assign(residual_median=median), n_resamples=5)
+    result = earlier_metrics(dump.assign(residual_median=median), n_resamples=99)
     assert rows(result, "baseline", 1).massive_activations == pytest.approx((n - 3) / n)
     for condition, layer in (("baseline", 0), ("bos=zero", 0), ("bos=zero", 1)):
         assert rows(result, condition, layer).massive_activations == 0
@@ -175,8 +175,8 @@ def test_stream_that_the_layer_reads(dump, result):
 
 def test_offsets_beyond_the_keys_of_late_queries_count_for_the_earlier_metrics_alone():
     wide = ps.simulate(n=9, length=LENGTH, layers=2, offsets=(0, 1, 12), window=[None, 8], seed=5).dataset
-    result = earlier_metrics(wide, n_resamples=5)
-    near = earlier_metrics(wide.sel(offset=[0, 1]), n_resamples=5)
+    result = earlier_metrics(wide, n_resamples=99)
+    near = earlier_metrics(wide.sel(offset=[0, 1]), n_resamples=99)
     assert result.table.leakage.equals(near.table.leakage)
     assert result.table.diagonal_rms[0] != near.table.diagonal_rms[0]
     assert any("leave out offsets" in note for note in result.notes)

@@ -11,6 +11,7 @@ from posstats.stats.sinks import Anchoring, first_occurrences, halves, order_bli
 from posstats.vocabulary import received_queries
 from tests import position0, sinks
 from tests.refused import refused
+from tests.sealed import sealed
 from tests.sinks import HALF, LENGTH
 
 
@@ -170,7 +171,7 @@ def test_contrasts_of_sinks_take_heads_from_some_documents_and_compare_the_other
     select = position0.selecting_sequences(ds, seed=3)
     logit = ds.sink_logit.copy(deep=True)
     logit.values[:, select, 1, 2] += 40  # a head that reads position 0 in the selecting documents alone
-    found = ps.sinks(ds.assign(sink_logit=logit), seed=3).contrasts
+    found = ps.sinks(sealed(ds.assign(sink_logit=logit)), seed=3).contrasts
     row = found.table.set_index(["condition", "contrast"]).loc[("bos=token:7", "minus_baseline")]
     heads = [(0, 0), (1, 0), (1, 2)]
     assert row.n_heads == 3

@@ -11,6 +11,7 @@ from posstats.stats.inference.multiplicity import adjust
 from posstats.stats.pair_products.terms import ORDERS
 from tests import brute
 from tests.estimators.test_leakage import DOCUMENTS, OFFSETS, QUERIES, logits
+from tests.sealed import sealed
 from tests.stats.test_regression import BruteCR2
 
 pytestmark = pytest.mark.filterwarnings("ignore::posstats.errors.FewDocumentsWarning")
@@ -127,7 +128,7 @@ def test_a_document_that_carries_more_than_a_quarter_is_mentioned():
     assert ps.position_tests(ds).notes == ()
     odd = ds.copy(deep=True)
     odd["sink_logit"][:, 7, 0, 0] += 40 * np.log2(odd["query"] + 1)  # one head of one document, against all others
-    result = ps.position_tests(odd, reference="fixed")
+    result = ps.position_tests(sealed(odd), reference="fixed")
     (note,) = result.notes
     tested = result.table.p.notna().sum()
     assert f" in 2 of {tested} slopes, up to 0." in note  # log attention and sink

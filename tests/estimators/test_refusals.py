@@ -114,7 +114,7 @@ SHARED = {
     "slope_queries": [((2,), "two positions"), ((16, 2), "the lower first"), (("2", "16"), "whole numbers")],
     "pair_runs": [("yes", "True or False")],
     "allow_mixed": [(0, "True or False")],
-    "which": [(["C9"], "chosen from C1"), ([], "at least one"), (["C1", "C1"], "more than once"), (1, "text")],
+    "which": [(["C10"], "chosen from C1"), ([], "at least one"), (["C1", "C1"], "more than once"), (1, "text")],
     "b": [(None, "a dump"), ([], "at least one"), ([None], "xarray.Dataset"), ("dump.h5", "a dump")],
 }  # fmt: skip
 OPTIONS = [
