@@ -124,6 +124,8 @@ def _checked(weights: Any, name: str) -> NDArray[np.float64]:
     """Attention weights in double precision, or an InputError that says what is wrong with them."""
     try:
         given = np.asarray(weights)
+        if given.dtype.kind == "c":
+            raise TypeError("attention weights are no complex numbers")
         array = given.astype(np.float64)
     except (TypeError, ValueError, RuntimeError) as error:  # what torch raises for tensors that numpy cannot hold
         raise InputError(f"The weights of {name!r} cannot be read as an array: {error}") from error

@@ -65,7 +65,7 @@ def test_numbers_that_are_none(mistake, folder, monkeypatch, model, message):
 def test_a_disk_that_is_full_and_one_that_is_not(folder):
     code, err = ended(
         posstats(
-            folder, "dump", "full.h5", *WHAT, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (2**15,) * 2)
+            folder, "dump", "full.h5", *WHAT, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (2**16,) * 2)
         )
     )
     assert code == 2

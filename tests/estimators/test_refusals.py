@@ -610,6 +610,7 @@ PAIRS = [
 
 
 @pytest.mark.filterwarnings("ignore::posstats.errors.FewDocumentsWarning")
+@pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisWarning")  # datasets have long reprs
 @settings(max_examples=600, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 @given(st.sampled_from(PAIRS), ANYTHING)
 def test_no_other_error_leaves_the_package(results, pair, value):

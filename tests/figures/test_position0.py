@@ -11,6 +11,7 @@ import posstats as ps
 from posstats import figures
 from posstats.errors import InputError
 from tests import position0
+from tests.sealed import sealed
 
 REPEATED = "bos=tokens:3"
 
@@ -103,6 +104,7 @@ def test_a_place_without_a_number_has_its_tick(sinks):
 def test_where_no_head_is_sink_reading_figures_say_so(ds, trajectory):
     without = ds.copy()
     without["sink_logit"] = ds.sink_logit - 20
+    without = sealed(without)
     for ax in (
         figures.anchoring_by_position(ps.sinks(without)),
         figures.displacement_by_depth(ps.readers(without, n_permutations=9)),

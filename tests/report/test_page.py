@@ -240,17 +240,15 @@ class TestNumbers:
                 expected += [slope["estimate"], slope["low"], slope["q"], slope["spline_q"]]
                 assert [cell["data-value"] for cell in cells] == expected
 
-    def test_withheld_numbers_are_shown_with_their_note(self, folder, tmp_path, dumps, config):
+    def test_what_is_rounding_is_shown_with_its_note(self, folder, tmp_path, dumps, config):
         copy = shutil.copytree(folder, tmp_path / "copy")
         (copy / "some" / "leakage_shares" / "manifest.json").unlink()
         rows = rows_of(folder / "weak" / "removal" / "removal.csv")
-        withheld = [row for row in rows if row["note"].startswith("withheld")]
-        assert withheld
+        assert {row["note"] for row in rows} == {"nothing beyond rounding"}
         table = read_table(folder / "weak" / "removal", "removal")
         for number, row in enumerate(rows):
             assert table.shown[number]["note"] == row["note"]
             assert (table.shown[number]["estimate"] == "–") == (row["estimate"] == "")
-        assert all(row["estimate"] == "" for row in withheld)
         text = write_report(read_results(copy, dumps, QUESTIONS), config, tmp_path / "r.html").read_text("utf-8")
         assert "Not among these results: leakage_shares of some." in text
 
@@ -384,7 +382,7 @@ class TestCommand:
             settings = tmp_path / "c.toml"
             settings.write_text(
                 f"[dumps.some]\n[analyses]\nfiles = {list(FILES)}\n"
-                f'[inference]\nmethod = "jackknife"\nn_permutations = 999\nseed = {seed}\n'
+                f'[inference]\nmethod = "t"\nn_permutations = 999\nseed = {seed}\n'
             )
             options = ["--config", settings, "--results", folder.parent, "--out", tmp_path / "here" / "page.html"]
             return run("report", *dumps.values(), *options)

@@ -36,7 +36,7 @@ def config(model, tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text(
         f'[model]\nname = "{model}"\n[sequences]\nn = 6\nlength = 16\n[dumps.one]\n[record]\noffsets = [0, 1]\n'
-        '[inference]\nmethod = "jackknife"\nn_permutations = 19\n[analyses]\nfiles = ["leakage_shares.py"]\n'
+        '[inference]\nmethod = "t"\nn_permutations = 19\n[analyses]\nfiles = ["leakage_shares.py"]\n'
         f'[run]\ndumps = "{tmp_path / "dumps"}"\nresults = "{tmp_path / "results"}"\n'
     )
     return path
@@ -105,7 +105,7 @@ def test_the_question_of_ones_own_that_the_document_asks(run, tmp_path):
     code, toml = (re.search(rf"```{kind}\n(.*?)```", text, re.DOTALL)[1] for kind in ("python", "toml"))
     (tmp_path / "first_layer.py").write_text(code)
     shutil.copy(ROOT / "analyses" / "leakage_shares.py", tmp_path)
-    settings = '[dumps.one]\n[inference]\nmethod = "jackknife"\nn_permutations = 99\n[run]\nworkers = 1\n'
+    settings = '[dumps.one]\n[inference]\nmethod = "t"\nn_permutations = 99\n[run]\nworkers = 1\n'
     (tmp_path / "mine.toml").write_text(toml + settings)
     write_dump(ps.simulate(n=25, length=32, layers=2, offsets=(0, 1), seed=0).dataset, tmp_path / "d.h5")
     code, out, err = run("analyze", tmp_path / "d.h5", "--config", tmp_path / "mine.toml", "--results", tmp_path)
