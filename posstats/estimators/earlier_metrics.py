@@ -271,7 +271,7 @@ def _left_out(data: xr.Dataset, reached: xr.Dataset) -> list[Note]:
         notes.append(f"leakage and residual share leave out offsets that some late query does not see: {beyond}")
     if absent := [name for name in (*_LINE, "residual_median") if name not in data]:
         notes.append(f"metrics without a value: the dump lacks {', '.join(absent)}")
-    return [Note(note, "dump") for note in notes]
+    return [Note(note, "design") for note in notes]
 
 
 def _attention_metrics(block: Block, *, sink_length: int) -> dict[str, Array]:

@@ -120,10 +120,10 @@ def claims(
     Examples
     --------
     >>> import posstats as ps
-    >>> ds = ps.simulate(n=30, length=32, layers=2, conditions=["baseline", "bos=mean"], seed=0).dataset
+    >>> ds = ps.simulate(n=30, length=96, layers=2, conditions=["baseline", "bos=mean"], seed=0).dataset
     >>> ledger = ps.claims(ds, n_resamples=99, n_permutations=199)
-    >>> ledger.table.query("claim == 'C7'")[["part", "verdict"]].to_numpy().tolist()
-    [['a', 'supported'], ['claim', 'supported']]
+    >>> ledger.table.query("claim == 'C1'")[["part", "verdict"]].to_numpy().tolist()
+    [['a', 'supported'], ['b', 'not testable here'], ['claim', 'supported']]
     """
     inference = Inference(level, method, n_resamples, n_permutations, adjust, seed)
     which = labels("which", which, list(CRITERIA), "text")

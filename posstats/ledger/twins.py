@@ -55,7 +55,7 @@ def twin_contrast(
     Examples
     --------
     >>> [round(x, 3) for x in twin_contrast(5.0, 0.1, 48, [1.0, 1.1, 0.9])]
-    [4.0, 3.342, 4.658]
+    [4.0, 3.343, 4.657]
     """
     k, difference = len(twins), value - float(np.mean(twins))
     parts = np.array([se**2, np.var(twins, ddof=1) * (1 + 1 / k)])

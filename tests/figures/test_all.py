@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 
 import posstats as ps
 from posstats import figures
-from posstats.figures import drawing
 from posstats.figures.leakage import save_figure
+from posstats.results import forest
 from tests import position0
 from tests.sinks import anchored
 
@@ -77,7 +77,7 @@ def draw(request, drawn):
 
 def test_draws_on_the_axes_it_is_given_and_makes_no_figure(draw, monkeypatch):
     ax = Figure().add_subplot()
-    monkeypatch.setattr(drawing, "Figure", None)
+    monkeypatch.setattr(forest, "Figure", None)
     before = dict(mpl.rcParams)
     assert draw(ax) is ax
     assert plt.get_fignums() == []

@@ -33,7 +33,8 @@ def every_condition(ds):
     """Whatever some analysis asks for, the controls being no controls here."""
     more = {"bos=mean": "bos=token:7", "shift=3": "baseline", "repeat": "baseline"}
     names = ds.condition.values.tolist()
-    return ds.sel(condition=[*names, *more.values()]).assign_coords(condition=[*names, *more])
+    controls = {f"control_{name}_float64": 1e-12 for name in ("shift", "repeat", "closed")}
+    return ds.sel(condition=[*names, *more.values()]).assign_coords(condition=[*names, *more]).assign_attrs(controls)
 
 
 @pytest.fixture(scope="module")
@@ -106,9 +107,9 @@ def test_footnotes_of_the_headline_table_let_it_stand_alone(everything, every_co
     lines = [{"dump": "toy", **asdict(line)} for lines in everything.values() for line in lines]
     table = headline_table(lines, {"toy": path}, 0.95)
     notes = {note.partition(": ")[0]: note for note in table.notes}
-    assert "24 sequences of 40 tokens from 24 documents (iid tokens)" in notes["toy"]
+    assert "24 sequences of 80 tokens from 24 documents (iid tokens)" in notes["toy"]
     assert (
-        "offsets 0, 1, 2 tokens; max offset < i < T - 1 is i = 3 to 38; conditions baseline, bos="
+        "offsets 0, 1, 2 tokens; max offset < i < Q is i = 3 to 39; conditions baseline, bos="
         in (notes["Analysed of toy"])
     )
     for said in ("interval, t limits", "max offset < i < T - 1", 'one-sided sign-flip test of "no absolute position"',

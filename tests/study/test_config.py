@@ -132,7 +132,7 @@ def test_the_document_states_the_defaults():
         ("[dumps.one]\n[inference]\nmethod = 'guess'", r"\[inference\]: method must be one of .*'guess'"),
         ("[dumps.one]\n[inference]\nlevel = 1.5", r"level must lie between 0 and 1"),
         ("[dumps.one]\n[inference]\nadjust = 'none'", r"\[inference\]:.*bh"),
-        ("[dumps.one]\n[inference]\nn_resamples = 0", r"n_resamples must be a whole number from 1"),
+        ("[dumps.one]\n[inference]\nn_resamples = 0", r"n_resamples must be a whole number from 99"),
         ("[dumps.one]\n[run]\nworkers = 0", r"workers must be a whole number of at least 1"),
         ("[dumps.one]\n[profile.fast.sequences]\nm = 3", r"profile.fast: \[sequences\] has no key 'm'"),
         ("[dumps.one]\n[profile.fast.sequence]\nn = 3", r"profile.fast: there is no section \[sequence\]"),

@@ -44,8 +44,8 @@ def test_the_whole_configuration(model, tmp_path, monkeypatch):
     monkeypatch.setattr("posstats.dumping.run.cost._measure", lambda *_: _Rehearsal(1, 1.0, 1.0, 1.0))
     config = load_config(DEFAULT, model=str(model))
     costs = estimate_dumps(config, dumps(config, tmp_path))
-    # Of 13 conditions, two trajectories begin at block 1.
-    assert [cost.sequences for cost in costs.values()] == [12 * 48, 4 * 48]
+    # Of 10 conditions, two trajectories begin at block 1.
+    assert [cost.sequences for cost in costs.values()] == [9 * 48, 4 * 48]
 
 
 def test_a_token_that_the_model_does_not_know(tmp_path):
