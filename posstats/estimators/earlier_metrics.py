@@ -175,43 +175,18 @@ def trap_table(
     iid noise           noise of sd `noise`         no position, except that denominators of few keys fluctuate more
     =================== =========================== =================================================================
 
-    Parameters
-    ----------
-    n : int
-        Sequences, a document each; at least 8.
-    length : int
-        Tokens per sequence, at least 18.
-    offsets : sequence of int
-        Offsets of our estimates. The earlier metrics see all pairs, key 0 included.
-    sink, slope, noise : float
-        Sizes of the effects, in nats.
-    seed : int
-        Seed of the noise.
+    `n` sequences, at least 8, are a document each, of `length` tokens, at least 18; effects are in nats. `offsets` are
+    those of our estimates: the earlier metrics see all pairs, key 0 included. Per `field` the table holds `expected`
+    (the terms that the effect belongs to), `leakage` (nats squared), `share_<term>` of it, `magnitude_<term>` over the
+    queries [2, 16) (nats squared), and the earlier metrics `linear_delta_r2`, `diagonal_fraction` and `sink_rate`
+    (:func:`earlier_metrics`). Raises InputError for sizes that are too small or negative noise, DesignError if the
+    offsets leave no analysed query.
 
-    Returns
-    -------
-    TrapResult
-        Per `field`: `expected` (the terms that the effect belongs to), `leakage` (nats squared), `share_<term>` of it,
-        `magnitude_<term>` over the queries [2, 16) (nats squared), and the earlier metrics `linear_delta_r2`,
-        `diagonal_fraction` and `sink_rate` (:func:`earlier_metrics`).
-
-    Raises
-    ------
-    InputError
-        For sizes that are too small or negative noise.
-    DesignError
-        If the offsets leave no analysed query.
-
-    Notes
-    -----
     A drift that all keys of a query share leaves log attention and leakage as they are, and `logit_drift` and
     `denominator_drift` move against each other. They do not cancel to the last digit: the stationary reference is a
     mean over queries, and long offsets have late queries only, so that part of the drift enters the reference as if it
     belonged to the offset and shifts the balance between mask and residual (by a fifth to a third of leakage here).
 
-    Examples
-    --------
-    >>> from posstats.estimators.earlier_metrics import trap_table
     >>> table = trap_table().table.set_index("field")
     >>> table.leakage[["relative", "linear query term"]].round(6).tolist()  # the softmax cancels the line
     [0.412554, 0.412554]

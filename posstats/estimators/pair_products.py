@@ -77,22 +77,14 @@ def _octaves(length: int, offsets: np.ndarray) -> list[Bin]:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """One group and bin: which layer and head (absent where pooled), the interval, and the test of leakage.
+    """One group and bin: which layer and head (absent where pooled), the interval, and the test of leakage."""
 
-    Attributes
-    ----------
-    key : dict
-        "layer" and/or "head" -> label.
-    bin : Bin
-    interval : Interval
-        One element per value of the estimand.
-    absence_p : ndarray, shape (tested,)
-        Sign-flip p-values of "this component of the first source is 0: its field has no mean", per tested component.
-    """
-
+    #: "layer" and/or "head" -> label.
     key: dict[str, int]
     bin: Bin
+    #: One element per value of the estimand.
     interval: Interval
+    #: (tested,): sign-flip p-values of "this component of the first source is 0: its field has no mean".
     absence_p: Array
 
 
@@ -125,29 +117,13 @@ def estimates(
     tested: Sequence[int] = (0,),
     squared: bool = False,
 ) -> Iterator[Estimate]:
-    """Estimates with intervals for every group and bin.
+    """Estimates with intervals for every group, then every bin.
 
-    Parameters
-    ----------
-    sources : sequence of xarray.Dataset
-        Terms of a single condition each; several are paired: the same documents are resampled in all of them.
-    kernel : callable
-        Sufficient statistics of the heads of one layer (share or magnitude).
-    estimand : callable
-        From component sums (..., source, component) to values (..., value).
-    bins : sequence of Bin
-    by : sequence of str
-        Dimensions kept apart; the others are summed over before the estimand is applied.
-    inference : Inference
-    tested : sequence of int
-        Components of the first source whose absence is tested.
-    squared : bool
-        Whether the estimand is a mean of squares (see :func:`posstats.stats.inference.resample.interval`).
-
-    Yields
-    ------
-    Estimate
-        Per group, then per bin.
+    `sources` hold the terms of a single condition each; several are paired: the same documents are resampled in all of
+    them. `kernel` makes the sufficient statistics of the heads of one layer (share or magnitude), and `estimand` maps
+    component sums (..., source, component) to values (..., value), once everything but the dimensions `by` is summed
+    over. The absence of the components `tested` of the first source is tested; `squared` says whether the estimand is
+    a mean of squares (see :func:`posstats.stats.inference.resample.interval`).
     """
     _check_paired(sources)
     _, n_documents = document_codes(sources[0])
@@ -213,18 +189,12 @@ class _Evaluated:
 
 @dataclass(frozen=True, slots=True)
 class _Resampling:
-    """Which documents count how often, and the interval made of it.
-
-    Attributes
-    ----------
-    weights : ndarray, shape (replicate, document)
-        Bootstrap counts, ones without a pair of documents, or no replicates at all, as the method needs.
-    pairs : ndarray of int, shape (pair, 2), or None
-        Documents left out together.
-    """
+    """Which documents count how often, and the interval made of it."""
 
     inference: Inference
+    #: (replicate, document): bootstrap counts, ones without a pair of documents, or none, as the method needs.
     weights: Array
+    #: (pair, 2): documents left out together.
     pairs: np.ndarray | None
 
     @staticmethod

@@ -76,19 +76,11 @@ def ordered(table: pd.DataFrame) -> pd.DataFrame:
 
 @dataclass(frozen=True, slots=True)
 class Documents:
-    """Documents of a dump, how they are resampled, and what every result says about them.
+    """Documents of a dump, how they are resampled, and what every result says about them."""
 
-    Attributes
-    ----------
-    code : ndarray of int, shape (sequence,)
-    sequences : ndarray, shape (document,)
-        Number of sequences of each document.
-    replicates : Replicates
-    settings : dict
-    notes : tuple of str
-    """
-
+    #: (sequence,): document of each sequence.
     code: NDArray[np.int64]
+    #: (document,): number of sequences of each document.
     sequences: Array
     replicates: Replicates
     settings: dict[str, object]

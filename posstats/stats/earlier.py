@@ -107,28 +107,12 @@ def linear_position_r2(logit: ArrayLike, offsets: ArrayLike, sink_logit: ArrayLi
     squares and shrinks the metric; and a trend is credited to "position" whether or not it would replicate in other
     sequences. With i, j and i - j in one design the rank is one short (see ``rank``).
 
-    Parameters
-    ----------
-    logit : array_like, (sequence, ..., query, offset)
-        Recorded logits, NaN where there is none (the same places in every sequence and head), or those of
-        :func:`explicit_offsets`. Queries count from 0.
-    offsets : array_like of int, (offset,)
-        Distances i - j of the offset axis.
-    sink_logit : array_like, (sequence, ..., query), optional
-        Logits on key 0, which recorded logits leave out; NaN where it is not visible.
+    `logit`, (sequence, ..., query, offset), holds recorded logits, NaN where there is none (the same places in every
+    sequence and head), or those of :func:`explicit_offsets`; queries count from 0, `offsets`, (offset,), are distances
+    i - j. `sink_logit`, (sequence, ..., query), are logits on key 0, which recorded logits leave out; NaN where it is
+    not visible. Raises InputError if shapes do not match or a pair is given twice, DesignError if the pairs do not
+    tell offset and position apart, NumericalError if a logit is infinite, or NaN in some sequences or heads only.
 
-    Raises
-    ------
-    InputError
-        If shapes do not match or a pair is given twice.
-    DesignError
-        If the pairs do not tell offset and position apart.
-    NumericalError
-        If a logit is infinite, or NaN in some sequences or heads only.
-
-    Examples
-    --------
-    >>> import numpy as np
     >>> position = np.arange(32.0)
     >>> logits = 0.1 * position[:, None] - 0.2 * position
     >>> result = linear_position_r2(*explicit_offsets(logits[None]))
@@ -166,7 +150,6 @@ def diagonal_centred(logit: ArrayLike, offsets: ArrayLike) -> DiagonalCentred:
     the noise that averaging over N sequences leaves, of variance sigma^2 / N, counts as position. Recorded logits lack
     key 0, so a sink enters only from :func:`explicit_offsets`.
 
-    >>> import numpy as np
     >>> position = np.arange(32)
     >>> relative = -np.sqrt(np.abs(position[:, None] - position))
     >>> float(diagonal_centred(*explicit_offsets(relative[None])).fraction.round(12))
@@ -199,7 +182,6 @@ def sink_rate(first_attention: ArrayLike, length: int | None = None, epsilon: fl
     used, which causal attention makes exact; all by default. Raises InputError if there are not so many, or a value is
     not an attention weight.
 
-    >>> import numpy as np
     >>> uniform = 1 / np.arange(1, 65.0)  # no sink: mean 0.07
     >>> sink_rate(np.stack([uniform, np.full(64, 0.8)])[None]).by_head
     array([0., 1.])
@@ -231,7 +213,6 @@ def massive_activations(
     median stands in for the sequence's there. Raises InputError without token and feature axes, NumericalError for a
     value that is not finite.
 
-    >>> import numpy as np
     >>> hidden = np.random.default_rng(0).normal(scale=0.1, size=(4, 64))
     >>> hidden[0, 7] = -400.0
     >>> np.argwhere(massive_activations(hidden).flags).tolist()

@@ -36,98 +36,61 @@ _COLLINEAR = 1e-4
 
 @dataclass(frozen=True, slots=True)
 class Basis:
-    """Functions of query position that enter the regression.
+    """Functions of query position that enter the regression."""
 
-    Attributes
-    ----------
-    kind : str
-        "linear" or "spline".
-    values : ndarray, (query, parameter)
-        The basis at the analysed queries, not centred (the offset intercepts absorb any constant).
-    names : tuple of str, (parameter,)
-        What a coefficient is. "log2(i+1)": nats per doubling of position. "i=A to i=B": the change of the fitted
-        natural spline, in nats, from the first knot to the knot at query B (knots lie between integers in general).
-    knots : ndarray, (knot,)
-        Knots in log2(i+1), outermost included; empty for "linear".
-    """
-
+    #: "linear" or "spline".
     kind: str
+    #: (query, parameter): the basis at the analysed queries, not centred (the offset intercepts absorb any constant).
     values: NDArray[np.float64]
+    #: What a coefficient is. "log2(i+1)": nats per doubling of position. "i=A to i=B": the change of the fitted
+    #: natural spline, in nats, from the first knot to the knot at query B (knots lie between integers in general).
     names: tuple[str, ...]
+    #: Knots in log2(i+1), outermost included; empty for "linear".
     knots: NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class PositionFit:
-    """Position regression of many heads; ``...`` stands for the head axes of the response.
+    """Position regression of many heads; ``...`` stands for the head axes of the response."""
 
-    Attributes
-    ----------
-    names : tuple of str, (parameter,)
-        What each coefficient is, see :class:`Basis`.
-    coefficients : ndarray, (..., parameter)
-        Least-squares estimates, in nats per unit of the basis.
-    covariance : ndarray, (..., parameter, parameter)
-        Covariance clustered by document (CR2).
-    standard_errors, t : ndarray, (..., parameter)
-        Clustered standard errors and t statistics. t is NaN where the documents do not differ beyond rounding.
-    df : float
-        Degrees of freedom nu of t (:func:`clustered_df`): G - 1 with equally large documents.
-    p : ndarray, (..., parameter)
-        Two-sided p-values from t(nu); NaN where t is.
-    wald : ndarray, (...)
-        ``b' V^-1 b`` over all coefficients: Hotelling's T-squared. NaN where the covariance is singular to rounding.
-    f : ndarray, (...)
-        ``wald * (nu - k + 1) / (k * nu)``, with k coefficients; NaN where wald is, or nu is at most k - 1.
-    f_df : tuple of (int, float)
-        Degrees of freedom of f: (k, nu - k + 1).
-    f_p : ndarray, (...)
-        p-value of the joint test, from the upper tail of F(k, nu - k + 1).
-    leverage : ndarray, (..., parameter)
-        Part of the sum over documents that one document carries (:func:`posstats.stats.inference.documents.leverage`).
-    n_documents, n_sequences : int
-        Number of clusters G and of sequences.
-    n_degenerate : int
-        Number of joint tests that are NaN: the documents do not vary, or hardly more than one of them counts.
-    """
-
+    #: (parameter,): what each coefficient is, see :class:`Basis`.
     names: tuple[str, ...]
+    #: (..., parameter): least-squares estimates, in nats per unit of the basis.
     coefficients: NDArray[np.float64]
+    #: (..., parameter, parameter): clustered by document (CR2).
     covariance: NDArray[np.float64]
+    #: (..., parameter): clustered standard errors and t statistics; t is NaN where documents do not differ beyond
+    #: rounding.
     standard_errors: NDArray[np.float64]
     t: NDArray[np.float64]
+    #: Degrees of freedom nu of t (:func:`clustered_df`): G - 1 with equally large documents.
     df: float
+    #: (..., parameter): two-sided p-values from t(nu); NaN where t is.
     p: NDArray[np.float64]
+    #: (...): ``b' V^-1 b`` over all coefficients, Hotelling's T-squared; NaN where V is singular to rounding.
     wald: NDArray[np.float64]
+    #: (...): ``wald * (nu - k + 1) / (k * nu)``, with k coefficients; NaN where wald is, or nu is at most k - 1.
     f: NDArray[np.float64]
+    #: Degrees of freedom of f: (k, nu - k + 1).
     f_df: tuple[int, float]
+    #: (...): p-value of the joint test, from the upper tail of F(k, nu - k + 1).
     f_p: NDArray[np.float64]
+    #: (..., parameter): part of the sum over documents that one document carries
+    #: (:func:`posstats.stats.inference.documents.leverage`).
     leverage: NDArray[np.float64]
     n_documents: int
     n_sequences: int
+    #: Number of joint tests that are NaN: the documents do not vary, or hardly more than one of them counts.
     n_degenerate: int
 
 
 def position_basis(queries: ArrayLike, kind: str = "linear", df: int = 3) -> Basis:
-    """Basis functions of query position, in log2(i + 1).
+    """Basis functions of query position, in log2(i + 1), at distinct analysed `queries` i: "linear" or "spline".
 
     The spline is the natural cubic spline (linear beyond the outermost knots, which are the first and last query) with
     ``df + 1`` knots equally spaced in log2(i + 1), so that every octave gets its share; the constant is left to the
-    intercepts, which leaves ``df`` coefficients. It spans the same functions as ``splines::ns`` in R or ``cr`` in patsy
-    with the same knots; the coefficients here are the spline's values at the knots relative to the first.
-
-    Parameters
-    ----------
-    queries : array_like of int, (query,)
-        Analysed query positions i, distinct.
-    kind : {"linear", "spline"}
-        Linear in log2(i + 1), or the natural cubic spline.
-    df : int
-        Coefficients of the spline; ignored for "linear".
-
-    Returns
-    -------
-    Basis
+    intercepts, which leaves ``df`` coefficients. It spans the same functions as ``splines::ns`` in R or ``cr`` in
+    patsy with the same knots; the coefficients here are the spline's values at the knots relative to the first.
 
     Raises
     ------
@@ -138,7 +101,6 @@ def position_basis(queries: ArrayLike, kind: str = "linear", df: int = 3) -> Bas
 
     Examples
     --------
-    >>> import numpy as np
     >>> basis = position_basis(np.arange(15, 128), "spline")
     >>> basis.names
     ('i=15 to i=31', 'i=15 to i=63', 'i=15 to i=127')
@@ -178,26 +140,9 @@ def position_basis(queries: ArrayLike, kind: str = "linear", df: int = 3) -> Bas
 
 
 def document_means(values: NDArray[np.float64], documents: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.intp]]:
-    """Mean over the sequences of each document.
+    """Means (document, ...) over the sequences of each document, in sorted order of labels, and counts (document,).
 
-    Parameters
-    ----------
-    values : ndarray, (sequence, ...)
-        One row per sequence.
-    documents : array_like, (sequence,)
-        Document label of each sequence.
-
-    Returns
-    -------
-    means : ndarray, (document, ...)
-        Documents in sorted order of their labels.
-    counts : ndarray of int, (document,)
-        Number of sequences of each document.
-
-    Raises
-    ------
-    InputError
-        If there is not exactly one label per sequence.
+    Raises InputError if `documents` does not hold one label for each row of `values`, (sequence, ...).
     """
     labels = np.asarray(documents)
     if labels.shape != values.shape[:1]:
@@ -218,20 +163,13 @@ def fit_position(response: ArrayLike, documents: ArrayLike, queries: ArrayLike, 
     per-document coefficients, where statsmodels refers ``wald / k`` to F(k, G - 1). Linear in the response: the
     coefficients of terms that add up to log attention add up to the coefficients of log attention.
 
-    Parameters
-    ----------
-    response : array_like, (sequence, ..., query, offset)
-        Values in nats; the axes between are heads (layers, terms), each fitted by itself. Finite.
-    documents : array_like, (sequence,)
-        Document label of each sequence: the cluster.
-    queries : array_like of int, (query,)
-        Query positions of the response's query axis.
-    basis : {"linear", "spline"} or Basis
-        A kind of :func:`position_basis`, or a basis made by it for the same queries.
+    `response`, (sequence, ..., query, offset), is in nats; the axes between are heads (layers, terms), each fitted by
+    itself. `documents`, (sequence,), label the clusters. `basis` is a kind of :func:`position_basis`, or what it
+    returned for the same `queries`.
 
-    Returns
-    -------
-    PositionFit
+    A response that is the same in every document (``relative`` and ``mask`` are: they are made of the stationary
+    reference, which pools the documents) has no between-document spread here, and its t and p are NaN. Test those
+    with :func:`fit_coefficients` on jackknife pseudo-values, which re-estimate the reference.
 
     Raises
     ------
@@ -242,15 +180,8 @@ def fit_position(response: ArrayLike, documents: ArrayLike, queries: ArrayLike, 
     NumericalError
         If the response is not finite.
 
-    Notes
-    -----
-    A response that is the same in every document (``relative`` and ``mask`` are: they are made of the stationary
-    reference, which pools the documents) has no between-document spread here, and its t and p are NaN. Test those
-    with :func:`fit_coefficients` on jackknife pseudo-values, which re-estimate the reference.
-
     Examples
     --------
-    >>> import numpy as np
     >>> rng = np.random.default_rng(0)
     >>> queries = np.arange(20, 60)
     >>> noise = rng.normal(size=(12, 3, 40, 2))  # sequence, head, query, offset
@@ -284,25 +215,12 @@ def fit_coefficients(
     names: tuple[str, ...] | None = None,
     rounding: ArrayLike = 0.0,
 ) -> PositionFit:
-    """Clustered tests of coefficients that are already reduced to one set per document.
+    """Clustered tests of coefficients that are already reduced to one set per document, (document, ..., parameter).
 
     ``b = sum_g w_g b_g`` and ``V = sum_g w_g^2 / (1 - w_g) (b_g - b)(b_g - b)'``, with ``w_g = m_g / N``, ``m_g``
-    sequences in document g and N in all. The values may be jackknife pseudo-values of any smooth statistic.
-
-    Parameters
-    ----------
-    by_document : array_like, (document, ..., parameter)
-        Coefficients of each document.
-    counts : array_like of int, (document,), optional
-        Sequences of each document; one each by default.
-    names : tuple of str, (parameter,), optional
-        Names of the coefficients; their numbers by default.
-    rounding : array_like, broadcast to (..., parameter)
-        Standard errors up to this are rounding: the test is NaN there instead of a division by noise.
-
-    Returns
-    -------
-    PositionFit
+    sequences in document g (`counts`, one each by default) and N in all. The values may be jackknife pseudo-values of
+    any smooth statistic. Standard errors up to `rounding`, which broadcasts to (..., parameter), are rounding: the
+    test is NaN there instead of a division by noise.
 
     Raises
     ------
@@ -370,15 +288,9 @@ def clustered_df(counts: ArrayLike) -> float:
 
     Those of a chi-squared variable with the mean and variance that ``V`` has if sequences are independent and alike,
     ``nu = 1 / (sum_g w_g^2 + sum_{g != h} w_g^2 w_h^2 / ((1 - w_g) (1 - w_h)))``. Every sequence has the same design,
-    so nu is the same for every coefficient, and for Zhang's joint test of several (AHT).
+    so nu is the same for every coefficient, and for Zhang's joint test of several (AHT). `counts`, (document,), need
+    only be in proportion to ``w_g``.
 
-    Parameters
-    ----------
-    counts : array_like of int, (document,)
-        Sequences of each document, in proportion to ``w_g``.
-
-    Examples
-    --------
     >>> round(clustered_df([2] * 24), 9), round(clustered_df([12] + [1] * 23), 2)
     (23.0, 6.96)
     """
@@ -391,26 +303,11 @@ def clustered_df(counts: ArrayLike) -> float:
 def fit_rows(response: ArrayLike, design: ArrayLike, documents: ArrayLike) -> RegressionResultsWrapper:
     """Fit ordinary least squares row by row, with covariance and degrees of freedom of :func:`fit_position`.
 
-    CR2 for all columns, which ``statsmodels`` does not have, in a results object of ``statsmodels``. Rows of different
-    sequences have the same design.
+    CR2 for all columns, which ``statsmodels`` does not have, in a results object of ``statsmodels``: tests and
+    intervals refer to t(nu), see :func:`clustered_df`; joint tests of several columns have no AHT here. Rows of
+    different sequences have the same `design`, (row, column), intercepts included. `response`, (row,), is in nats;
+    labels of a pandas object are kept. `documents`, (row,), label the clusters.
 
-    Parameters
-    ----------
-    response : array_like, (row,)
-        Values in nats; labels of a pandas object are kept.
-    design : array_like, (row, column)
-        Columns of the regression, those of the intercepts included.
-    documents : array_like, (row,)
-        Document label of each row: the cluster.
-
-    Returns
-    -------
-    statsmodels.regression.linear_model.RegressionResultsWrapper
-        Tests and intervals refer to t(nu), see :func:`clustered_df`. Joint tests of several columns have no AHT here.
-
-    Examples
-    --------
-    >>> import numpy as np
     >>> x, documents = np.tile([1.0, 2.0, 4.0], 6), np.repeat(np.arange(6), 3)
     >>> y = 2.0 + 0.1 * (1 + documents) * x
     >>> fit = fit_rows(y, np.column_stack([np.ones(18), x]), documents)

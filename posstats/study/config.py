@@ -35,17 +35,7 @@ _TYPE_NAMES = {str: "text in quotes", int: "a whole number", float: "a number", 
 
 @dataclass(frozen=True, slots=True)
 class AnalysisConfig:
-    """A whole configuration.
-
-    Attributes
-    ----------
-    model, sequences, record, inference, analyses, run
-        Its sections.
-    dumps : dict of str to DumpConfig
-        The dumps by name.
-    folder : Path
-        Where the configuration lies; analysis files are looked up there.
-    """
+    """A whole configuration: its sections, the dumps by name."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
     sequences: SequencesConfig = field(default_factory=SequencesConfig)
@@ -54,6 +44,7 @@ class AnalysisConfig:
     inference: Inference = field(default_factory=Inference)
     analyses: AnalysesConfig = field(default_factory=AnalysesConfig)
     run: RunConfig = field(default_factory=RunConfig)
+    #: Where the configuration lies; analysis files are looked up there.
     folder: Path = Path()
 
     def dump_path(self, name: str) -> Path:

@@ -13,32 +13,20 @@ from posstats.tables.table import Table
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """One line of the headline table.
-
-    Attributes
-    ----------
-    quantity : str
-        What is estimated.
-    unit : str
-        Unit of the estimate and its interval.
-    estimate : int or float
-    low, high, p, q : float
-        Interval and tests; NaN where there are none.
-    note : str
-        What is to be kept in mind.
-    rests_on : dict of str to str
-        What the headline table says below its rows: :attr:`posstats.results.base.Result.rests_on` of the result it
-        was taken from.
-    """
+    """One line of the headline table."""
 
     quantity: str
+    #: Unit of the estimate and its interval.
     unit: str
     estimate: float
+    #: Interval and tests; NaN where there are none.
     low: float = float("nan")
     high: float = float("nan")
     p: float = float("nan")
     q: float = float("nan")
+    #: What is to be kept in mind.
     note: str = ""
+    #: What the headline table says below its rows: :attr:`posstats.results.base.Result.rests_on` of the result.
     rests_on: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
@@ -69,22 +57,12 @@ class Quantity:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What an analysis file returns.
+    """What an analysis file returns."""
 
-    Attributes
-    ----------
-    tables : dict of str to Result or Table
-        File name without ending -> table.
-    figures : dict of str to matplotlib.axes.Axes
-        File name without ending -> axes of the figure.
-    headline : sequence of Quantity
-        Its lines of the headline table.
-    closing : Table, optional
-        Shown after the headline table.
-    """
-
+    #: File name without ending -> table, or axes of the figure.
     tables: Mapping[str, Result | Table] = field(default_factory=dict)
     figures: Mapping[str, Axes] = field(default_factory=dict)
+    #: Its lines of the headline table, and a table that is shown after it.
     headline: Sequence[Quantity] = ()
     closing: Table | None = None
 

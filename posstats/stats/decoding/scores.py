@@ -150,18 +150,10 @@ def decode(
     fold predicts, one chooses the penalty and the others train, so there are at least 3; scores are averaged over
     `n_repeats` random partitions.
 
-    Raises
-    ------
-    InputError
-        If shapes do not match, or there are fewer than 3 folds or no repeat.
-    DesignError
-        If there are fewer than 5 documents, fewer documents than folds, or not two different queries.
-    NumericalError
-        If a feature is not finite.
+    Raises InputError if shapes do not match, or there are fewer than 3 folds or no repeat; DesignError if there are
+    fewer than 5 documents, fewer documents than folds, or not two different queries; NumericalError if a feature is
+    not finite.
 
-    Examples
-    --------
-    >>> import numpy as np
     >>> rng = np.random.default_rng(0)
     >>> queries = np.arange(16, 64)
     >>> clue = np.log2(queries + 1)[:, None] + rng.normal(scale=0.2, size=(20, 48, 3))
@@ -205,11 +197,9 @@ def discriminate(
     position; the rest is as in :func:`decode`, but for a DesignError if there are fewer than two documents per fold:
     only documents of one fold can be compared.
 
-    >>> import numpy as np
     >>> rng = np.random.default_rng(0)
     >>> clue = np.array([50.0, 100.0])[:, None] + rng.normal(scale=5, size=(20, 2, 3))
-    >>> blind = rng.normal(size=(20, 2, 4))
-    >>> apart = discriminate(clue, blind, documents=np.arange(20))
+    >>> apart = discriminate(clue, rng.normal(size=(20, 2, 4)), documents=np.arange(20))
     >>> apart.auc()[0], round(apart.ceiling_bound(), 3)
     (np.float64(1.0), 0.692)
     """

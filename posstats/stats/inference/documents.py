@@ -8,17 +8,10 @@ LARGE_LEVERAGE = 0.25
 
 
 def effective_documents(counts: ArrayLike) -> float:
-    """Return how many documents of equal size vary as little as these: ``N^2 / sum_g n_g^2``.
+    """Return how many documents of equal size vary as little as these counts n_g: ``N^2 / sum_g n_g^2``.
 
     If every document's mean has the same variance, the mean over sequences has this many times less.
 
-    Parameters
-    ----------
-    counts : array_like of int, (document,)
-        Sequences n_g of each document, N in all.
-
-    Examples
-    --------
     >>> effective_documents([2, 2, 2, 2]), effective_documents([12] + [1] * 12)
     (4.0, 3.6923076923076925)
     """
@@ -27,21 +20,11 @@ def effective_documents(counts: ArrayLike) -> float:
 
 
 def leverage(contributions: ArrayLike) -> NDArray[np.float64]:
-    """Return the part of a sum over documents that the document with the largest addend carries.
+    """Return the part of a sum over documents that the document with the largest addend carries, (...).
 
-    ``max_g |a_g| / sum_g |a_g|``, between 1 / G and 1; NaN where every addend is 0.
+    ``max_g |a_g| / sum_g |a_g|``, between 1 / G and 1; NaN where every addend is 0. `contributions`, (document, ...),
+    are the addends a_g, such as ``n_g b_g`` for a mean over sequences.
 
-    Parameters
-    ----------
-    contributions : array_like, (document, ...)
-        Addends a_g of each document, such as ``n_g b_g`` for a mean over sequences.
-
-    Returns
-    -------
-    ndarray, (...)
-
-    Examples
-    --------
     >>> leverage([[1.0, 5.0], [1.0, -1.0], [2.0, 2.0]])
     array([0.5  , 0.625])
     """
@@ -53,15 +36,8 @@ def leverage(contributions: ArrayLike) -> NDArray[np.float64]:
 def leverage_note(leverages: ArrayLike, statistics: str) -> tuple[str, ...]:
     """Return the note that a document with more than a quarter of a statistic calls for, if there is one.
 
-    Parameters
-    ----------
-    leverages : array_like
-        :func:`leverage` of each statistic; NaN where there is none.
-    statistics : str
-        What they are, in the plural.
+    `leverages` are :func:`leverage` of each of the `statistics`, a noun in the plural; NaN where there is none.
 
-    Examples
-    --------
     >>> leverage_note([0.1, 0.3, 0.5], "slopes")
     ('one document carries more than a quarter of the sum over documents in 2 of 3 slopes, up to 0.50',)
     """

@@ -29,43 +29,31 @@ _GRADIENT = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class MixedFit:
-    """Restricted maximum likelihood fit of heads within layers.
+    """Restricted maximum likelihood fit of heads within layers."""
 
-    Attributes
-    ----------
-    estimate, se, t, p : ndarray, (parameter,)
-        Fixed effects, their standard errors, and the two-sided test against 0. The first is the mean over layers and
-        heads if there are no covariates.
-    df : int
-        Degrees of freedom of t: layers minus parameters, or those of the sampling errors if fewer. Exact for the mean
-        of equally many heads per layer, conservative where layers hardly differ.
-    covariance : ndarray, (parameter, parameter)
-        Covariance of the fixed effects.
-    layer_variance, head_variance : float
-        Variance of the layer effects, and of heads within a layer beyond their sampling error.
-    log_likelihood : float
-        Restricted log likelihood.
-    n_layers, n_heads, n_excluded : int
-        Layers and heads that entered; heads left out because their estimate was NaN.
-    converged : bool
-        Whether the optimiser reached a stationary point (or the boundary at zero).
-    notes : tuple of str
-        What a reader must be told: a variance estimated as zero, no convergence, heads left out.
-    """
-
+    #: (parameter,): fixed effects, their standard errors, and the two-sided test against 0. The first is the mean over
+    #: layers and heads if there are no covariates.
     estimate: NDArray[np.float64]
     se: NDArray[np.float64]
     t: NDArray[np.float64]
     p: NDArray[np.float64]
+    #: Degrees of freedom of t: layers minus parameters, or those of the sampling errors if fewer. Exact for the mean
+    #: of equally many heads per layer, conservative where layers hardly differ.
     df: int
+    #: (parameter, parameter), of the fixed effects.
     covariance: NDArray[np.float64]
+    #: Variance of the layer effects, and of heads within a layer beyond their sampling error.
     layer_variance: float
     head_variance: float
+    #: Restricted.
     log_likelihood: float
+    #: Layers and heads that entered; heads left out because their estimate was NaN.
     n_layers: int
     n_heads: int
     n_excluded: int
+    #: Whether the optimiser reached a stationary point (or the boundary at zero).
     converged: bool
+    #: What a reader must be told: a variance estimated as zero, no convergence, heads left out.
     notes: tuple[str, ...]
 
     def interval(self, level: float = 0.95) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -81,27 +69,17 @@ def fit_mixed(
     sampling: ArrayLike | None = None,
     sampling_df: int | None = None,
 ) -> MixedFit:
-    """Fit one estimate per head with random effects of layer and head.
+    """Fit one estimate per head, (head,) over all layers, with random effects of layer and head.
 
-    Parameters
-    ----------
-    estimates : array_like, (head,)
-        One number per head over all layers: a share, a slope. NaN heads are left out and counted.
-    layers : array_like, (head,)
-        Layer of each head.
-    covariates : array_like, (head, covariate), optional
-        Columns beside the intercept, relative depth for instance.
-    sampling : array_like, (head,) or (head, head), optional
-        Sampling variances of the estimates, or their covariance. Heads are measured on the same documents, so their
-        errors are correlated: the jackknife over documents gives the whole matrix, and with it the standard errors
-        cover new documents as well as new heads and layers. Without it the head variance takes the sampling errors in
-        and what all heads share is missed.
-    sampling_df : int, optional
-        Degrees of freedom of ``sampling``: documents minus 1.
+    NaN estimates are left out and counted. `covariates`, (head, covariate), are columns beside the intercept.
+    `sampling`, (head,) or (head, head), are sampling variances of the estimates, or their covariance, with
+    `sampling_df` degrees of freedom (documents minus 1). Heads are measured on the same documents, so their errors are
+    correlated: the jackknife over documents gives the whole matrix, and with it the standard errors cover new
+    documents as well as new heads and layers. Without it the head variance takes the sampling errors in and what all
+    heads share is missed.
 
-    Returns
-    -------
-    MixedFit
+    Once the sampling covariance is diagonalised, the likelihood costs heads times layers squared. Patterson & Thompson
+    (1971), doi:10.1093/biomet/58.3.545; Konstantopoulos (2011), doi:10.1002/jrsm.35.
 
     Raises
     ------
@@ -113,17 +91,8 @@ def fit_mixed(
     NumericalError
         If an estimate is infinite or another input is not finite.
 
-    Notes
-    -----
-    Once the sampling covariance is diagonalised, the likelihood costs heads times layers squared.
-
-    References
-    ----------
-    Patterson & Thompson (1971), doi:10.1093/biomet/58.3.545; Konstantopoulos (2011), doi:10.1002/jrsm.35.
-
     Examples
     --------
-    >>> import numpy as np
     >>> rng = np.random.default_rng(0)
     >>> layers = np.repeat(np.arange(30), 9)
     >>> shares = 0.4 + rng.normal(scale=0.1, size=30)[layers] + rng.normal(scale=0.05, size=270)

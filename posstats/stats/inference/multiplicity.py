@@ -15,63 +15,33 @@ _NAMES = {"bh": "fdr_bh", "by": "fdr_by", "holm": "holm"}
 
 @dataclass(frozen=True, slots=True)
 class Adjusted:
-    """Adjusted p-values of one family.
+    """Adjusted p-values of one family."""
 
-    Attributes
-    ----------
-    q : ndarray of float
-        Adjusted p-values, in the shape of the p-values that came in. NaN where the p-value was NaN. A test is
-        rejected at level alpha where ``q <= alpha``.
-    method : str
-        "bh", "by" or "holm".
-    n_tests : int
-        Size of the family: how many p-values were adjusted.
-    n_excluded : int
-        How many p-values were NaN and therefore no part of the family.
-    """
-
+    #: In the shape of the p-values that came in, NaN where they were. A test is rejected at level alpha where
+    #: ``q <= alpha``.
     q: NDArray[np.float64]
+    #: "bh", "by" or "holm".
     method: str
+    #: Size of the family, and how many p-values were NaN and therefore no part of it.
     n_tests: int
     n_excluded: int
 
 
 def adjust(p: ArrayLike, method: str = "bh") -> Adjusted:
-    """Adjust the p-values of one family.
+    """Adjust the p-values of one family by ``statsmodels.stats.multitest.multipletests``.
 
-    The whole array is the family, whatever its shape: call once per family (all heads of one model in one test).
-    ``statsmodels.stats.multitest.multipletests`` adjusts them.
+    The whole array is the family, whatever its shape: call once per family (all heads of one model in one test). NaN
+    marks a test that could not be made; it is left out of the family and counted. `method` is "bh", Benjamini-Hochberg
+    (false discovery rate, independent or positively dependent tests), "by", Benjamini-Yekutieli (false discovery rate,
+    any dependence), or "holm" (family-wise error rate, any dependence). Raises InputError if the method is unknown, or
+    a p-value is not a real number in [0, 1] (NaN excepted).
 
-    Parameters
-    ----------
-    p : array_like of float
-        p-values in [0, 1]; NaN marks a test that could not be made. It is left out of the family and counted.
-    method : {"bh", "by", "holm"}
-        Benjamini-Hochberg (false discovery rate, independent or positively dependent tests), Benjamini-Yekutieli
-        (false discovery rate, any dependence) or Holm (family-wise error rate, any dependence).
-
-    Returns
-    -------
-    Adjusted
-
-    Raises
-    ------
-    InputError
-        If the method is unknown, or a p-value is not a real number in [0, 1] (NaN excepted).
-
-    References
-    ----------
     Benjamini & Hochberg (1995), doi:10.1111/j.2517-6161.1995.tb02031.x; Benjamini & Yekutieli (2001),
     doi:10.1214/aos/1013699998; Holm (1979), https://www.jstor.org/stable/4615733.
 
-    Examples
-    --------
-    >>> import numpy as np
     >>> adjusted = adjust([0.01, 0.04, np.nan, 0.03])
-    >>> adjusted.q.round(3)
-    array([0.03, 0.04,  nan, 0.04])
-    >>> adjusted.n_tests, adjusted.n_excluded
-    (3, 1)
+    >>> adjusted.q.round(3), adjusted.n_tests, adjusted.n_excluded
+    (array([0.03, 0.04,  nan, 0.04]), 3, 1)
     """
     if method not in METHODS:
         raise InputError(f"unknown method {method!r} for adjusting p-values; allowed: {', '.join(METHODS)}")

@@ -20,27 +20,18 @@ from posstats.stats.pair_products.terms import Array
 
 @dataclass(frozen=True, slots=True)
 class Replicates:
-    """Document weights at which an estimand is evaluated, in the order in which :meth:`interval` takes its values.
+    """Document weights at which an estimand is evaluated, in the order in which :meth:`interval` takes its values."""
 
-    Attributes
-    ----------
-    weights : ndarray, shape (replicate, document)
-        Ones (the estimate); ones without each document; then what the method needs: ones without pairs of documents, or
-        bootstrap counts, followed for "studentized" by each count with one copy of each document left out.
-    method : str
-        One of :data:`posstats.stats.inference.options.INTERVAL_METHODS`.
-    level : float
-        Confidence level.
-    pairs : ndarray of int, shape (pair, 2), or None
-        Documents left out together.
-    drawn : ndarray, shape (drawn, document)
-        The bootstrap counts alone.
-    """
-
+    #: (replicate, document): ones (the estimate); ones without each document; then what the method needs: ones without
+    #: pairs of documents, or bootstrap counts, followed for "studentized" by each count with one copy of each document
+    #: left out.
     weights: Array
+    #: One of :data:`posstats.stats.inference.options.INTERVAL_METHODS`.
     method: str
     level: float
+    #: (pair, 2): documents left out together.
     pairs: NDArray[np.int64] | None
+    #: (drawn, document): the bootstrap counts alone.
     drawn: Array
 
     @classmethod
@@ -52,23 +43,8 @@ class Replicates:
         n_resamples: int = 2000,
         seed: int = 0,
     ) -> "Replicates":
-        """Weights that a method needs.
+        """Weights that a method needs; the jackknifes draw nothing.
 
-        Parameters
-        ----------
-        n_documents : int
-        method : str
-            Interval method.
-        level : float
-        n_resamples, seed : int
-            Of the bootstrap; the jackknifes draw nothing.
-
-        Returns
-        -------
-        Replicates
-
-        Examples
-        --------
         >>> x = np.array([1.0, 2.0, 3.0, 4.0, 5.0])  # one value per document
         >>> replicates = Replicates.of(5)
         >>> found = replicates.interval(mean_at(x, np.ones(5), replicates.weights))
@@ -90,21 +66,9 @@ class Replicates:
         return cls(np.concatenate(rows), method, level, None, drawn)
 
     def interval(self, values: Array, *, squared: bool | NDArray[np.bool_] = False, null: float = 0.0) -> Interval:
-        """Interval and two-sided test of an estimand.
+        """Interval and two-sided test, (...), of an estimand with `values` (replicate, ...) at :attr:`weights`.
 
-        Parameters
-        ----------
-        values : ndarray, shape (replicate, ...)
-            The estimand at every row of :attr:`weights`.
-        squared : bool or ndarray of bool
-            Whether it is a mean of squares (see :func:`posstats.stats.inference.resample.interval`).
-        null : float
-            Value tested.
-
-        Returns
-        -------
-        Interval
-            Of shape (...).
+        `squared` says whether it is a mean of squares (see :func:`posstats.stats.inference.resample.interval`).
         """
         n_documents, n_drawn = self.weights.shape[1], len(self.drawn)
         estimate, left_out, rest = values[0], values[1 : n_documents + 1], values[n_documents + 1 :]
@@ -128,20 +92,10 @@ class Replicates:
 
 
 def mean_at(sums: Array, sequences: Array, weights: Array) -> Array:
-    """Mean over sequences at document weights.
+    """Mean over sequences at document weights: ``sum_g c_g sums_g / sum_g c_g n_g``, (replicate, ...).
 
-    Parameters
-    ----------
-    sums : ndarray, shape (document, ...)
-        Sums over the sequences of each document.
-    sequences : ndarray, shape (document,)
-        Number of sequences of each document.
-    weights : ndarray, shape (replicate, document)
-
-    Returns
-    -------
-    ndarray, shape (replicate, ...)
-        ``sum_g c_g sums_g / sum_g c_g n_g``; NaN in a replicate without a sequence.
+    `sums`, (document, ...), are over the n_g `sequences`, (document,), of each; `weights` are (replicate, document).
+    NaN in a replicate without a sequence.
     """
     total = (weights @ sequences).reshape(-1, *([1] * (sums.ndim - 1)))
     values = np.tensordot(weights, sums, axes=1)
@@ -149,51 +103,24 @@ def mean_at(sums: Array, sequences: Array, weights: Array) -> Array:
 
 
 def sums_at(values: Array, weights: Array) -> Array:
-    """Weighted sums over documents, head by head: the last digit does not depend on how many heads there are.
+    """Sums (replicate, head, ...) of `values` (document, head, ...) at document `weights` (replicate, document).
 
-    Parameters
-    ----------
-    values : ndarray, shape (document, head, ...)
-    weights : ndarray, shape (replicate, document)
-
-    Returns
-    -------
-    ndarray, shape (replicate, head, ...)
+    Head by head: the last digit does not depend on how many heads there are.
     """
     by_head = [np.tensordot(weights, np.ascontiguousarray(values[:, h]), axes=1) for h in range(values.shape[1])]
     return np.stack(by_head, axis=1)
 
 
 def ratio_at(above: Array, below: Array, weights: Array) -> Array:
-    """Ratio of two weighted sums, never a mean of ratios; NaN where the lower one is 0.
-
-    Parameters
-    ----------
-    above, below : ndarray, shape (document, ...)
-    weights : ndarray, shape (replicate, document)
-
-    Returns
-    -------
-    ndarray, shape (replicate, ...)
-    """
+    """Ratio (replicate, ...) of two weighted sums over documents, never a mean of ratios; NaN where the lower is 0."""
     numerator, denominator = (np.tensordot(weights, sums, axes=1) for sums in (above, below))
     return np.divide(numerator, denominator, out=np.full_like(numerator, np.nan), where=denominator != 0)
 
 
 def evaluate_at(function: Callable[[Array], Array], weights: Array, block_bytes: int, row_bytes: int) -> Array:
-    """Evaluate a function of document weights in blocks of rows, so that what it holds at once stays bounded.
+    """Evaluate a function of weights, (replicate, document) to (replicate, ...), in blocks of rows.
 
-    Parameters
-    ----------
-    function : callable
-        From (replicate, document) to (replicate, ...).
-    weights : ndarray, shape (replicate, document)
-    block_bytes, row_bytes : int
-        Bound, and what the function holds per row.
-
-    Returns
-    -------
-    ndarray, shape (replicate, ...)
+    What it holds at once, `row_bytes` per row, stays below `block_bytes`, or is one row.
     """
     size = max(1, block_bytes // max(1, row_bytes))
     return np.concatenate([function(weights[start : start + size]) for start in range(0, len(weights), size)])

@@ -18,26 +18,12 @@ MAXIMUM_PAIRS = 399
 
 
 def document_weights(n_documents: int, n_resamples: int, seed: int) -> Array:
-    """Draw documents with replacement and count them: one row per replicate.
+    """Draw documents with replacement and count them: (replicate, document), each row sums to `n_documents`.
 
-    Every replicate has a random generator of its own, the child of one seed, so the first 100 of 1,000 replicates equal
-    a run of 100, and neither workers nor chunks change a number. A draw of one single document holds no pair of
+    Every replicate has a random generator of its own, the child of one seed, so the first 100 of 1,000 replicates
+    equal a run of 100, and neither workers nor chunks change a number. A draw of one single document holds no pair of
     documents and is drawn again.
 
-    Parameters
-    ----------
-    n_documents, n_resamples : int
-    seed : int
-
-    Returns
-    -------
-    ndarray, shape (replicate, document)
-        Counts; each row sums to `n_documents`.
-
-    Examples
-    --------
-    >>> document_weights(5, 2, seed=0).sum(axis=1).tolist()
-    [5.0, 5.0]
     >>> bool((document_weights(5, 10, seed=1)[:4] == document_weights(5, 4, seed=1)).all())
     True
     """
@@ -58,19 +44,9 @@ def document_weights(n_documents: int, n_resamples: int, seed: int) -> Array:
 def document_pairs(n_documents: int, at_most: int = MAXIMUM_PAIRS) -> NDArray[np.int64]:
     """Pairs of documents to leave out together: all, or a part in which every document occurs equally often.
 
-    Parameters
-    ----------
-    n_documents : int
-    at_most : int
-        Largest number of pairs; at least one round of `n_documents` pairs is returned whatever it is.
+    (pair, 2). Round k holds the pairs (g, g + k), counted in a circle; no random numbers are involved. At least one
+    round of `n_documents` pairs is returned, whatever `at_most` is.
 
-    Returns
-    -------
-    ndarray of int, shape (pair, 2)
-        Round k holds the pairs (g, g + k), counted in a circle; no random numbers are involved.
-
-    Examples
-    --------
     >>> document_pairs(4).tolist()
     [[0, 1], [1, 2], [2, 3], [3, 0], [0, 2], [1, 3]]
     >>> document_pairs(6, at_most=11).tolist()
@@ -88,8 +64,6 @@ def document_pairs(n_documents: int, at_most: int = MAXIMUM_PAIRS) -> NDArray[np
 def leave_out_weights(n_documents: int, pairs: NDArray[np.int64] | None = None) -> Array:
     """Document weights of a jackknife: ones, ones without each document, then without each pair of `pairs`.
 
-    Examples
-    --------
     >>> leave_out_weights(3).tolist()
     [[1.0, 1.0, 1.0], [0.0, 1.0, 1.0], [1.0, 0.0, 1.0], [1.0, 1.0, 0.0]]
     """
@@ -105,21 +79,10 @@ def pair_weights(n_documents: int, pairs: NDArray[np.int64]) -> Array:
 
 
 def jackknife_error(left_out: Array, weights: Array | None = None, axis: int = -1) -> Array:
-    """Delete-one jackknife standard error.
+    """Delete-one jackknife standard error: ``sqrt((G-1)/G sum_g c_g (theta_(g) - mean)^2)``, (...).
 
-    Parameters
-    ----------
-    left_out : ndarray, shape (..., document)
-        Values with one copy of each document left out.
-    weights : ndarray broadcasting against `left_out`, optional
-        How often each document is present; ones if not given.
-    axis : int
-        The document axis.
-
-    Returns
-    -------
-    ndarray, shape (...)
-        ``sqrt((G-1)/G sum_g c_g (theta_(g) - mean)^2)`` with G the sum of the weights.
+    `left_out` are values with one copy of each document, along `axis`, left out. `weights` c_g, G in sum, broadcast
+    against them and say how often each document is present; ones if not given.
     """
     c = np.ones_like(left_out) if weights is None else np.broadcast_to(weights, left_out.shape)
     total = c.sum(axis=axis, keepdims=True)
@@ -131,21 +94,13 @@ def jackknife_error(left_out: Array, weights: Array | None = None, axis: int = -
 
 @dataclass(frozen=True, slots=True)
 class CorrectedError:
-    """Jackknife standard error without its second-order bias; every field is (...).
-
-    Attributes
-    ----------
-    se : ndarray
-        Standard error.
-    df : ndarray
-        Degrees of freedom ``(G-1) r^2`` with r the share of the jackknife's variance that is left (Satterthwaite): the
-        correction subtracts without removing noise.
-    second_order : ndarray
-        The part of the variance that only pairs of documents contribute.
-    """
+    """Jackknife standard error without its second-order bias; every field is (...)."""
 
     se: Array
+    #: Degrees of freedom ``(G-1) r^2`` with r the share of the jackknife's variance that is left (Satterthwaite): the
+    #: correction subtracts without removing noise.
     df: Array
+    #: The part of the variance that only pairs of documents contribute.
     second_order: Array
 
 
@@ -155,32 +110,17 @@ def corrected_error(estimate: Array, left_out: Array, pairs: NDArray[np.int64], 
     A mean of products over pairs of documents varies through what single documents contribute (first order) and
     through what only pairs do (second order). The jackknife counts the second order twice: harmless where the signal
     is strong, but it makes intervals too long where signal and noise are of one size. The second order is seen in
-    ``Q[g,h] = G theta - (G-1) (theta_(g) + theta_(h)) + (G-2) theta_(g,h)``, in which constants and first order cancel;
-    its mean square is rescaled so that the variance of any mean over pairs is estimated without bias. Never less than
-    half of the jackknife's variance is left, the share that a pure second order deserves.
+    ``Q[g,h] = G theta - (G-1) (theta_(g) + theta_(h)) + (G-2) theta_(g,h)``, in which constants and first order
+    cancel; its mean square is rescaled so that the variance of any mean over pairs is estimated without bias. Never
+    less than half of the jackknife's variance is left, the share that a pure second order deserves.
 
-    Parameters
-    ----------
-    estimate : ndarray, shape (...)
-    left_out : ndarray, shape (document, ...)
-        Estimate with one document left out.
-    pairs : ndarray of int, shape (pair, 2)
-        Documents left out together (:func:`document_pairs`).
-    pair_left_out : ndarray, shape (pair, ...)
-        Estimate without them.
+    `estimate` is (...); `left_out`, (document, ...), without one document; `pair_left_out`, (pair, ...), without both
+    of `pairs` (:func:`document_pairs`).
 
-    Returns
-    -------
-    CorrectedError
-
-    Notes
-    -----
     B. Efron and C. Stein (1981), The jackknife estimate of variance, Annals of Statistics 9, 586-596,
     doi:10.1214/aos/1176345462: the jackknife's bias and Q. The scale used here is exact for means over pairs, and the
     degrees of freedom are ours; both are checked by simulation in docs/calibration.md.
 
-    Examples
-    --------
     >>> x = np.random.default_rng(0).normal(size=12)  # sample mean: nothing to correct
     >>> pairs = document_pairs(12)
     >>> left_out = (x.sum() - x) / 11
@@ -202,27 +142,19 @@ def corrected_error(estimate: Array, left_out: Array, pairs: NDArray[np.int64], 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """An estimate with its interval and test, one per trailing element.
+    """An estimate with its interval and test, one per trailing element; every field is (...)."""
 
-    Attributes
-    ----------
-    estimate, se, low, high : ndarray, shape (...)
-        Estimate, jackknife standard error (corrected if the method is) and interval limits, in the estimand's units.
-    p : ndarray, shape (...)
-        Two-sided p-value of "the estimand is `null`", from t(df) on the standard error. For a mean of squares
-        :func:`posstats.stats.inference.sign_flips.sign_flip_test` is the test to use.
-    df : ndarray, shape (...)
-        Degrees of freedom: documents minus one, fewer if the standard error is corrected.
-    n_undefined : ndarray of int, shape (...)
-        Replicates in which the estimand was not finite (a ratio without a denominator); they are left out.
-    """
-
+    #: Estimate, jackknife standard error (corrected if the method is) and interval limits, in the estimand's units.
     estimate: Array
     se: Array
     low: Array
     high: Array
+    #: Two-sided p-value of "the estimand is `null`", from t(df) on the standard error. For a mean of squares
+    #: :func:`posstats.stats.inference.sign_flips.sign_flip_test` is the test to use.
     p: Array
+    #: Degrees of freedom: documents minus one, fewer if the standard error is corrected.
     df: Array
+    #: Replicates in which the estimand was not finite (a ratio without a denominator); they are left out.
     n_undefined: NDArray[np.int64]
 
     def at(self, k: int) -> "Interval":
@@ -243,17 +175,17 @@ def interval(
     level: float = 0.95,
     null: float = 0.0,
 ) -> Interval:
-    """Confidence interval and two-sided test of an estimate, by resampling documents.
+    """Confidence interval and two-sided test of `null` for an estimate, by resampling documents.
+
+    Limits and p are NaN where the standard error or every replicate is undefined.
 
     Parameters
     ----------
-    estimate : ndarray, shape (...)
-    left_out : ndarray, shape (document, ...)
-        Estimate with one document left out.
-    replicates : ndarray, shape (replicate, ...), optional
-        Bootstrap replicates; every method but the two jackknives needs them.
-    replicate_error : ndarray, shape (replicate, ...), optional
-        Jackknife standard error within each replicate; needed by "studentized" only.
+    estimate, left_out : ndarray, shapes (...) and (document, ...)
+        The estimate, and without each document.
+    replicates, replicate_error : ndarray, shape (replicate, ...), optional
+        Bootstrap replicates, which every method but the two jackknives needs, and the jackknife standard error within
+        each of them, which "studentized" needs.
     pairs, pair_left_out : ndarray, shapes (pair, 2) and (pair, ...), optional
         Documents left out together and the estimate without them; needed by "corrected_jackknife" only.
     squared : bool, or ndarray of bool that broadcasts to (...)
@@ -262,27 +194,11 @@ def interval(
         small; the corrected jackknife solves ``(x - estimate)^2 = t^2 V(x)`` for its limits (a score interval).
     method : str
         One of :data:`INTERVAL_METHODS`.
-    level : float
-        Confidence level in (0, 1).
-    null : float
-        Value tested.
-
-    Returns
-    -------
-    Interval
-        NaN limits and p where the standard error or every replicate is undefined.
 
     Raises
     ------
     InputError
         If the method or level is not allowed, or the method lacks what it needs.
-
-    Examples
-    --------
-    >>> x = np.array([1.0, 2.0, 3.0, 4.0, 5.0])
-    >>> result = interval(x.mean(), (x.sum() - x) / 4, method="jackknife")
-    >>> round(float(result.se), 4)  # the standard error of a mean
-    0.7071
     """
     choice("method", method, INTERVAL_METHODS)
     fraction("level", level)

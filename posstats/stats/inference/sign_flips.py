@@ -16,13 +16,7 @@ _KEPT_BYTES = 2**28
 
 
 class SignFlips:
-    """Random signs of the documents for the sign-flip test.
-
-    Parameters
-    ----------
-    values : ndarray, shape (permutation, document)
-        Signs +-1.
-    """
+    """Random signs +-1 of the documents for the sign-flip test, (permutation, document)."""
 
     def __init__(self, values: Array) -> None:
         self.values = values
@@ -76,20 +70,9 @@ def sign_flip_test(gram: Array, signs: SignFlips) -> Array:
     field leaves its distribution unchanged (exactly for symmetric noise, to first order otherwise). Documents are
     the exchangeable units, so heads, layers and queries of one document flip together.
 
-    Parameters
-    ----------
-    gram : ndarray, shape (..., document, document)
-        Products of per-document sums of log attention, zero diagonal; summed over heads to pool.
-    signs : SignFlips
-        Random signs (:func:`random_signs`).
+    `gram`, (..., document, document), are products of per-document sums of log attention, zero diagonal, summed over
+    heads to pool. Returns ``(b + 1) / (n + 1)``, (...), with b of the n flips' statistics reaching the observed one.
 
-    Returns
-    -------
-    ndarray, shape (...)
-        ``(b + 1) / (n + 1)`` with b the number of flips whose statistic reaches the observed one.
-
-    Examples
-    --------
     >>> field = np.ones((8, 3))  # every document moves the same way
     >>> gram = field @ field.T
     >>> np.fill_diagonal(gram, 0)

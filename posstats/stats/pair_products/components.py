@@ -24,48 +24,30 @@ class LayerField:
     """What one layer of one condition contributes: sums over the sequences of each document.
 
     Only parts of log attention that do not depend on the reference; every set of weights builds its own.
-
-    Attributes
-    ----------
-    logit : ndarray, shape (document, head, query, offset)
-        Sums of ``s[i, i-d]`` in nats.
-    rest_share : ndarray, shape (document, head, query)
-        Sums of ``log(1 - A0[i])``.
-    rest : ndarray, shape (document, head, query)
-        Sums of ``-log Zrest[i]``.
-    lag_mean : ndarray, shape (document, head, lag)
-        Sums of mean logits by lag (see :func:`posstats.stats.pair_products.terms.lag_means`).
-    visible_keys : ndarray of int, shape (query,)
-        Keys visible to each query.
-    learned_sink : ndarray, shape (head,)
-        Learned sink logit, -inf where there is none.
-    offsets : ndarray of int, shape (offset,)
-        Offsets of the last axis of `logit`.
-    sequences : ndarray, shape (document,)
-        Number of sequences of each document.
     """
 
+    #: (document, head, query, offset): sums of ``s[i, i-d]`` in nats.
     logit: Array
+    #: (document, head, query): sums of ``log(1 - A0[i])``, and of ``-log Zrest[i]``.
     rest_share: Array
     rest: Array
+    #: (document, head, lag): sums of mean logits by lag (see :func:`posstats.stats.pair_products.terms.lag_means`).
     lag_mean: Array
+    #: (query,): keys visible to each query.
     visible_keys: NDArray[np.int64]
+    #: (head,): learned sink logit, -inf where there is none.
     learned_sink: Array
+    #: Offsets of the last axis of `logit`.
     offsets: NDArray[np.int64]
+    #: (document,): number of sequences of each document.
     sequences: Array
 
 
 def document_sums(values: Array, document: NDArray[np.int64]) -> Array:
     """Sum over the sequences of each document: (sequence, ...) -> (document, ...).
 
-    Parameters
-    ----------
-    values : ndarray, shape (sequence, ...)
-    document : ndarray of int, shape (sequence,)
-        Codes 0 .. G - 1, each present.
+    `document`, (sequence,), holds codes 0 .. G - 1, each present.
 
-    Examples
-    --------
     >>> document_sums(np.array([1.0, 2.0, 4.0]), np.array([1, 0, 1])).tolist()
     [2.0, 5.0]
     """
@@ -80,15 +62,7 @@ def document_sums(values: Array, document: NDArray[np.int64]) -> Array:
 def by_row(values: Array, project: Array) -> Array:
     """``values @ project``, one row at a time: the last digit of a row does not depend on how many rows there are.
 
-    Parameters
-    ----------
-    values : ndarray, shape (..., query)
-    project : ndarray, shape (query,) or (query, parameter)
-
-    Examples
-    --------
-    >>> by_row(np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([1.0, -1.0])).tolist()
-    [-1.0, -1.0]
+    `values` are (..., query), `project` (query,) or (query, parameter).
     """
     rows: Array = np.ascontiguousarray(values)[..., None, :] @ project
     return rows[..., 0] if project.ndim == 1 else rows[..., 0, :]
@@ -97,8 +71,6 @@ def by_row(values: Array, project: Array) -> Array:
 def analysed_queries(length: int, offsets: NDArray[np.integer]) -> NDArray[np.int64]:
     """Queries of the headline estimates: ``max(offsets) < i < length - 1``.
 
-    Examples
-    --------
     >>> analysed_queries(8, np.array([0, 2])).tolist()
     [3, 4, 5, 6]
     """
@@ -114,8 +86,6 @@ def analysed_queries(length: int, offsets: NDArray[np.integer]) -> NDArray[np.in
 def octave_bins(length: int) -> list[tuple[int, int]]:
     """Octaves ``[2, 4), [4, 8), ...`` of queries before the last, the last one cut short; single queries are left out.
 
-    Examples
-    --------
     >>> octave_bins(12)
     [(2, 4), (4, 8), (8, 11)]
     """
@@ -126,33 +96,24 @@ def octave_bins(length: int) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """Sufficient statistics of several components of one layer.
+    """Sufficient statistics of several components of one layer."""
 
-    Attributes
-    ----------
-    gram : ndarray, shape (head, component, document, document)
-        Symmetric products of per-document sums, zero diagonal, divided by the number of queries (and offsets).
-    partners : ndarray, shape (head, partner, document, query)
-        Per-document sums that a reference function, centred like them, is paired with; same scaling.
-    partner_of : tuple of (int or None), one per component
-        Which partner a component has.
-    slope : ndarray, shape (component, 2)
-        The reference function f as a combination of ``log Zref`` and ``log ZrefRest``.
-    square : ndarray, shape (component,)
-        Weight of ``f . f``.
-    queries, centre : ndarray of int
-        Queries of the products, and queries whose mean is subtracted from every function of the query.
-    field : LayerField
-        Where the statistics come from.
-    """
-
+    #: (head, component, document, document): symmetric products of per-document sums, zero diagonal, divided by the
+    #: number of queries (and offsets).
     gram: Array
+    #: (head, partner, document, query): per-document sums that a reference function, centred like them, is paired
+    #: with; same scaling.
     partners: Array
+    #: Which partner a component has.
     partner_of: tuple[int | None, ...]
+    #: (component, 2): the reference function f as a combination of ``log Zref`` and ``log ZrefRest``.
     slope: Array
+    #: (component,): weight of ``f . f``.
     square: Array
+    #: Queries of the products, and queries whose mean is subtracted from every function of the query.
     queries: NDArray[np.int64]
     centre: NDArray[np.int64]
+    #: Where the statistics come from.
     field: LayerField
 
 
@@ -240,26 +201,11 @@ def leakage_statistics(field: LayerField, queries: NDArray[np.int64], offsets: N
 
 
 def share_statistics(field: LayerField, queries: NDArray[np.int64], offsets: NDArray[np.int64]) -> Statistics:
-    """Sufficient statistics of leakage ``C(y, y)`` and of ``C(term, y)``, summed over `offsets`.
+    """Sufficient statistics of leakage ``C(y, y)`` and of ``C(term, y)``, in the order of :data:`SHARE_COMPONENTS`.
 
-    Parameters
-    ----------
-    field : LayerField
-    queries : ndarray of int
-        Analysed queries, a run; every function of the query is centred over them.
-    offsets : ndarray of int
-        Offsets summed over; all must exist (i - d >= 1, visible) at every analysed query.
-
-    Returns
-    -------
-    Statistics
-        Components in the order of :data:`SHARE_COMPONENTS`. The term `relative` is constant in the query, so its
-        product is exactly zero and is left out.
-
-    Raises
-    ------
-    NumericalError
-        If a value is not finite.
+    Summed over `offsets`, which must all exist (i - d >= 1, visible) at each of the analysed `queries`, a run, over
+    which every function of the query is centred. The term `relative` is constant in the query, so its product is
+    exactly zero and is left out. Raises NumericalError if a value is not finite.
     """
     logit, share, rest, y = _parts(field, queries, queries, offsets)
     total = y.sum(axis=-1)
@@ -274,25 +220,10 @@ def share_statistics(field: LayerField, queries: NDArray[np.int64], offsets: NDA
 
 
 def magnitude_statistics(field: LayerField, queries: NDArray[np.int64], offsets: NDArray[np.int64]) -> Statistics:
-    """Sufficient statistics of the magnitudes: how far each term is from its long-context value.
+    """Sufficient statistics of how far each term is from its long-context value: :data:`MAGNITUDE_COMPONENTS`.
 
-    Parameters
-    ----------
-    field : LayerField
-    queries : ndarray of int
-        The bin, a run; the mean over queries ``i >= T/2`` is subtracted instead of the bin's own.
-    offsets : ndarray of int
-        Offsets averaged over.
-
-    Returns
-    -------
-    Statistics
-        Components in the order of :data:`MAGNITUDE_COMPONENTS`.
-
-    Raises
-    ------
-    NumericalError
-        If a value is not finite.
+    The bin `queries` is a run; the mean over queries ``i >= T/2`` is subtracted instead of the bin's own, and
+    `offsets` are averaged over. Raises NumericalError if a value is not finite.
     """
     late = _late(field)
     logit, share, rest, y = _parts(field, queries, late, offsets)

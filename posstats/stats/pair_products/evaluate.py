@@ -28,17 +28,12 @@ _ROW_BYTES = 2**27
 
 @dataclass(frozen=True, slots=True)
 class Components:
-    """Components at given document weights.
+    """Components at given document weights."""
 
-    Attributes
-    ----------
-    value : ndarray, shape (replicate, head, component)
-    left_out : ndarray, shape (replicate, document, head, component)
-        The same with one copy of a document left out of the replicate: exact for the Gram part, first order in the
-        change of the reference. No documents where it was not asked for.
-    """
-
+    #: (replicate, head, component).
     value: Array
+    #: (replicate, document, head, component): the same with one copy of a document left out of the replicate, exact
+    #: for the Gram part, first order in the change of the reference. No documents where it was not asked for.
     left_out: Array
 
 
@@ -49,21 +44,11 @@ def pair_count(weights: Array, sequences: Array) -> Array:
 
 
 def evaluate(stats: Sequence[Statistics], weights: Array, *, left_out: bool = False) -> list[Components]:
-    """Evaluate components at document weights.
+    """Evaluate components at document `weights`, (replicate, document); ones give the estimate.
 
-    Parameters
-    ----------
-    stats : sequence of Statistics
-        Statistics of one :class:`LayerField` (several bins, say): they share its reference.
-    weights : ndarray, shape (replicate, document)
-        How often each document counts; ones give the estimate.
-    left_out : bool
-        Whether to return the leave-one-out values too (jackknife standard errors, within replicates as well).
-
-    Returns
-    -------
-    list of Components
-        One per element of `stats`.
+    `stats` are of one :class:`LayerField` (several bins, say): they share its reference. `left_out` asks for
+    leave-one-out values too (jackknife standard errors, within replicates as well). One element is returned per
+    element of `stats`.
     """
     weights = np.asarray(weights, dtype=np.float64)
     n_replicates, n_documents = weights.shape
@@ -96,18 +81,8 @@ def _evaluate_rows(stats: Sequence[Statistics], weights: Array, values: list[Arr
 def pair_products(stats: Statistics, components: Sequence[int] | None = None) -> Array:
     """Products of whole per-document fields, the reference at its estimate: what a sign-flip test flips.
 
-    Summed over pairs of documents and divided by their number they give the estimate of each component.
-
-    Parameters
-    ----------
-    stats : Statistics
-    components : sequence of int, optional
-        Which components; all if not given.
-
-    Returns
-    -------
-    ndarray, shape (head, component, document, document)
-        Symmetric, zero diagonal.
+    (head, component, document, document), symmetric, zero diagonal. Summed over pairs of documents and divided by
+    their number they give the estimate of each of `components`, all by default.
     """
     n = stats.field.sequences
     chosen = list(range(len(stats.square)) if components is None else components)
@@ -133,27 +108,21 @@ def pair_products(stats: Statistics, components: Sequence[int] | None = None) ->
 
 @dataclass(frozen=True, slots=True)
 class _Drawn:
-    """Document weights and what follows from them alone.
+    """Document weights and what follows from them alone."""
 
-    Attributes
-    ----------
-    weights : ndarray, shape (replicate, document)
-    counts, total : ndarray, shapes (replicate, document) and (replicate, 1)
-        Weighted numbers of sequences.
-    pairs : ndarray, shape (replicate,)
-        Weighted pairs of sequences from distinct documents.
-    partners : ndarray, shape (replicate, document)
-        With how many sequences the sequences of a document pair.
-    removed : ndarray of int, shape (replicate, 2), or None
-        Where all documents count once but for one or two: which are left out, `document` standing for none.
-    """
-
+    #: (replicate, document).
     weights: Array
+    #: (document,): number of sequences of each document.
     sequences: Array
+    #: (replicate, document) and (replicate, 1): weighted numbers of sequences.
     counts: Array
     total: Array
+    #: (replicate,): weighted pairs of sequences from distinct documents.
     pairs: Array
+    #: (replicate, document): with how many sequences the sequences of a document pair.
     partners: Array
+    #: (replicate, 2): where all documents count once but for one or two, which are left out, `document` standing for
+    #: none.
     removed: NDArray[np.intp] | None
 
     @classmethod

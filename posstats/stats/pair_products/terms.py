@@ -15,44 +15,22 @@ Array = NDArray[np.float64]
 
 
 def lag_counts(visible_keys: NDArray[np.integer]) -> NDArray[np.int64]:
-    """Count the queries that see an ordinary key (j >= 1) at each lag.
+    """Count the queries that see an ordinary key (j >= 1) at each lag; as many lags as queries.
 
-    Parameters
-    ----------
-    visible_keys : ndarray of int, shape (query,)
-        Keys visible to query i: the run ``i - visible_keys[i] + 1 .. i``.
+    ``#{i : lag < visible_keys[i] and i - lag >= 1}``: query i sees the keys ``i - visible_keys[i] + 1 .. i``.
 
-    Returns
-    -------
-    ndarray of int64, shape (lag,)
-        ``#{i : lag < visible_keys[i] and i - lag >= 1}``; as many lags as queries.
-
-    Examples
-    --------
-    >>> lag_counts(np.array([1, 2, 3, 4])).tolist()
-    [3, 2, 1, 0]
-    >>> lag_counts(np.array([1, 2, 2, 2])).tolist()
-    [3, 2, 0, 0]
+    >>> lag_counts(np.array([1, 2, 3, 4])).tolist(), lag_counts(np.array([1, 2, 2, 2])).tolist()
+    ([3, 2, 1, 0], [3, 2, 0, 0])
     """
     lags = np.minimum(np.asarray(visible_keys), np.arange(len(visible_keys)))  # lags 0 .. n-1 have an ordinary key
     return len(lags) - np.searchsorted(np.sort(lags), np.arange(len(lags)), side="right")
 
 
 def lag_means(logit_sum_by_lag: Array, visible_keys: NDArray[np.integer]) -> Array:
-    """Mean logit at each lag over visible ordinary keys, the per-sequence share of the stationary reference.
+    """Mean logit in nats at each lag over visible ordinary keys, the per-sequence share of the stationary reference.
 
-    Parameters
-    ----------
-    logit_sum_by_lag : ndarray, shape (..., lag)
-        Sums of logits over queries, keys j >= 1.
-    visible_keys : ndarray of int, shape (query,)
-        Keys visible to each query.
-
-    Returns
-    -------
-    ndarray, shape (..., lag)
-        Means in nats; the longest lag has no ordinary key and holds the value before it; lags that no query sees
-        are -inf, so that they add nothing to a denominator.
+    `logit_sum_by_lag`, (..., lag), are sums over queries, keys j >= 1. The longest lag has no ordinary key and holds
+    the value before it; lags that no query sees are -inf, so that they add nothing to a denominator.
     """
     counts = lag_counts(visible_keys)
     sums = np.asarray(logit_sum_by_lag, dtype=np.float64)
@@ -64,20 +42,13 @@ def lag_means(logit_sum_by_lag: Array, visible_keys: NDArray[np.integer]) -> Arr
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """The logit and denominators as they would be if a logit depended on the offset alone.
+    """The logit and denominators as they would be if a logit depended on the offset alone."""
 
-    Attributes
-    ----------
-    logit : ndarray, shape (..., lag)
-        ``ref[d]`` in nats.
-    log_denominator : ndarray, shape (..., query)
-        ``log Zref[i]``: position 0 counted as an ordinary key.
-    log_denominator_rest : ndarray, shape (..., query)
-        ``log ZrefRest[i]``: without position 0; -inf where nothing is left.
-    """
-
+    #: (..., lag): ``ref[d]`` in nats.
     logit: Array
+    #: (..., query): ``log Zref[i]``, position 0 counted as an ordinary key.
     log_denominator: Array
+    #: (..., query): ``log ZrefRest[i]``, without position 0; -inf where nothing is left.
     log_denominator_rest: Array
 
 
@@ -91,26 +62,11 @@ def reference_limits(visible_keys: NDArray[np.integer]) -> tuple[NDArray[np.int6
 
 
 def reference(lag_mean: Array, visible_keys: NDArray[np.integer], learned_sink: Array | float = -np.inf) -> Reference:
-    """Build the stationary reference from mean logits by lag.
+    """Build the stationary reference from mean logits by lag, (..., lag), already averaged over sequences.
 
-    Parameters
-    ----------
-    lag_mean : ndarray, shape (..., lag)
-        Reference logits, already averaged over sequences (see :func:`lag_means`).
-    visible_keys : ndarray of int, shape (query,)
-        Keys visible to each query.
-    learned_sink : ndarray, shape broadcasting against (...), or float
-        Learned sink logit; -inf where the model has none. It belongs to both denominators.
-
-    Returns
-    -------
-    Reference
-        ``Zref[i] = exp(b) + sum_{d < visible_keys[i]} exp ref[d]``, and the same without position 0.
-
-    Raises
-    ------
-    NumericalError
-        If a reference logit is NaN or +inf.
+    ``Zref[i] = exp(b) + sum_{d < visible_keys[i]} exp ref[d]``, and the same without position 0. The learned sink
+    logit b broadcasts against (...), is -inf where the model has none, and belongs to both denominators. Raises
+    NumericalError if a reference logit is NaN or +inf.
     """
     ref = np.asarray(lag_mean, dtype=np.float64)
     if np.isnan(ref).any() or np.isposinf(ref).any():
@@ -131,29 +87,19 @@ def reference(lag_mean: Array, visible_keys: NDArray[np.integer], learned_sink: 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """The five additive terms of log attention of one layer, in nats; query 0 is NaN (it has no ordinary key).
+    """The five additive terms of log attention of one layer, in nats; query 0 is NaN (it has no ordinary key)."""
 
-    Attributes
-    ----------
-    log_attention : ndarray, shape (sequence, head, query, offset)
-        ``log A[i, i-d]``, NaN where that key is position 0, absent or masked.
-    relative : ndarray, shape (head, offset)
-        ``ref[d]``.
-    mask : ndarray, shape (head, query)
-        ``-log Zref[i]``.
-    sink : ndarray, shape (sequence, head, query)
-        ``log(1 - A0[i]) - log(1 - A0ref[i])``.
-    logit_drift : ndarray, shape (sequence, head, query, offset)
-        ``s[i, i-d] - ref[d]``.
-    denominator_drift : ndarray, shape (sequence, head, query)
-        ``-log Zrest[i] + log ZrefRest[i]``.
-    """
-
+    #: (sequence, head, query, offset): ``log A[i, i-d]``, NaN where that key is position 0, absent or masked.
     log_attention: Array
+    #: (head, offset): ``ref[d]``.
     relative: Array
+    #: (head, query): ``-log Zref[i]``.
     mask: Array
+    #: (sequence, head, query): ``log(1 - A0[i]) - log(1 - A0ref[i])``.
     sink: Array
+    #: (sequence, head, query, offset): ``s[i, i-d] - ref[d]``.
     logit_drift: Array
+    #: (sequence, head, query): ``-log Zrest[i] + log ZrefRest[i]``.
     denominator_drift: Array
 
 
@@ -181,29 +127,10 @@ def decompose(
 ) -> Terms:
     """Split log attention into its five additive terms.
 
-    Parameters
-    ----------
-    logit : ndarray, shape (sequence, head, query, offset)
-        ``s[i, i-d]``.
-    sink_logit : ndarray, shape (sequence, head, query)
-        ``s[i, 0]``, NaN where position 0 is not visible.
-    log_denominator_rest : ndarray, shape (sequence, head, query)
-        ``log Zrest[i]``.
-    ref : Reference
-        Stationary reference with leading shape (head,).
-    offsets : ndarray of int, shape (offset,)
-        Offsets d of the last axis of `logit`.
-    tolerance : float
-        Largest departure of the sum of terms from log attention, relative to the largest term.
-
-    Returns
-    -------
-    Terms
-
-    Raises
-    ------
-    NumericalError
-        If a recorded value is infinite or the five terms do not sum to log attention.
+    `logit`, (sequence, head, query, offset), is ``s[i, i-d]``; `sink_logit`, (sequence, head, query), ``s[i, 0]``, NaN
+    where position 0 is not visible; `log_denominator_rest`, of the same shape, ``log Zrest[i]``; `ref` has the leading
+    shape (head,). Raises NumericalError if a recorded value is infinite, or the sum of the terms departs from log
+    attention by more than `tolerance` times the largest term.
     """
     s = np.asarray(logit, dtype=np.float64)
     rest = np.asarray(log_denominator_rest, dtype=np.float64)

@@ -22,30 +22,21 @@ ROUNDING = 1e-24
 
 @dataclass(frozen=True, slots=True)
 class Effects:
-    """Mean functions of one condition, in nats; each broadcasts to (layer, head, query).
+    """Mean functions of one condition, in nats; each broadcasts to (layer, head, query)."""
 
-    Attributes
-    ----------
-    relative : array_like, optional
-        Logit as a function of the lag, (layer, head, lag); ``-log(1 + lag) / 2`` by default.
-    query_drift, key_drift : array_like
-        Added to the logit as a function of the query position, and of the key position. Their mean over the queries
-        of an offset belongs to the term ``relative``, the rest to ``logit_drift``.
-    sink : array_like
-        The mean of the term ``sink``; negative where position 0 is read more than an ordinary key would be.
-        Taken as 0 where position 0 is not visible.
-    denominator_drift : array_like
-        The mean of the term ``denominator_drift``.
-    flat : bool
-        Let ``denominator_drift`` cancel the mean of all other terms, so that log attention has no absolute position
-        at all although its terms do: the null hypothesis of every test of leakage.
-    """
-
+    #: Logit as a function of the lag, (layer, head, lag); ``-log(1 + lag) / 2`` by default.
     relative: ArrayLike | None = None
+    #: Added to the logit as a function of the query position, and of the key position. Their mean over the queries of
+    #: an offset belongs to the term ``relative``, the rest to ``logit_drift``.
     query_drift: ArrayLike = 0.0
     key_drift: ArrayLike = 0.0
+    #: The mean of the term; negative where position 0 is read more than an ordinary key would be. Taken as 0 where
+    #: position 0 is not visible.
     sink: ArrayLike = 0.0
+    #: The mean of the term.
     denominator_drift: ArrayLike = 0.0
+    #: Let ``denominator_drift`` cancel the mean of all other terms, so that log attention has no absolute position at
+    #: all although its terms do: the null hypothesis of every test of leakage.
     flat: bool = False
 
 
@@ -55,27 +46,19 @@ class Noise:
 
     Every noise process runs along the query axis. Its variance is split into shares; what ``document``, ``head`` and
     ``condition`` leave belongs to the single sequence and head, and is the same in every condition.
-
-    Attributes
-    ----------
-    logit, denominator : float
-        Standard deviation of the logits and of the log denominator, nats.
-    sink : float
-        Standard deviation of ``log(-log(1 - A0))``. It is always Gaussian, so that the mean of the term is exact.
-    tails : float, optional
-        Degrees of freedom (above 2) of Student-t innovations; Gaussian if omitted.
-    autocorrelation : float
-        Of successive queries, AR(1), within (-1, 1).
-    document, head, condition : float
-        Share of the variance that the sequences of a document have in common, that the heads of a layer have in
-        common, and that is drawn anew in every condition.
     """
 
+    #: Standard deviation of the logits and of the log denominator, nats.
     logit: float = 1.0
     denominator: float = 0.3
+    #: Standard deviation of ``log(-log(1 - A0))``. It is always Gaussian, so that the mean of the term is exact.
     sink: float = 0.3
+    #: Degrees of freedom (above 2) of Student-t innovations; Gaussian if omitted.
     tails: float | None = None
+    #: Of successive queries, AR(1), within (-1, 1).
     autocorrelation: float = 0.0
+    #: Share of the variance that the sequences of a document have in common, that the heads of a layer have in common,
+    #: and that is drawn anew in every condition.
     document: float = 0.0
     head: float = 0.0
     condition: float = 0.0
@@ -100,39 +83,24 @@ class Noise:
 class Design:
     """Size of a synthetic data set, and what is true in it.
 
-    Attributes
-    ----------
-    n_documents : int
-    sequences_per_document : int or sequence of int
-        One number for all documents, or one for each.
-    length : int
-        Tokens per sequence, T.
-    n_layers, n_heads : int
-    offsets : sequence of int
-        Distances from query to key at which logits are recorded, below ``length - 1``.
-    conditions : mapping of str to Effects
-    noise : Noise
-    window : None, int, or one of these per layer
-        Sliding window: the number of keys a query sees at most.
-    learned_sink : array_like
-        Learned sink logit, broadcasts to (layer, head); ``-inf`` for none.
-
-    Raises
-    ------
-    InputError
-        If a size, an offset, a window or the shape of a mean function does not fit, or if a ``sink`` is so large that
-        no attention on position 0 could produce it.
+    Raises InputError if a size, an offset, a window or the shape of a mean function does not fit, or if a ``sink`` is
+    so large that no attention on position 0 could produce it.
     """
 
     n_documents: int = 48
+    #: One number for all documents, or one for each.
     sequences_per_document: int | Sequence[int] = 1
+    #: Tokens per sequence, T.
     length: int = 64
     n_layers: int = 1
     n_heads: int = 4
+    #: Distances from query to key at which logits are recorded, below ``length - 1``.
     offsets: Sequence[int] = (0, 1, 2, 4, 8)
     conditions: Mapping[str, Effects] = field(default_factory=lambda: {BASELINE: Effects()})
     noise: Noise = Noise()
+    #: Sliding window: the number of keys a query sees at most, or one per layer.
     window: int | Sequence[int | None] | None = None
+    #: Learned sink logit, broadcasts to (layer, head); ``-inf`` for none.
     learned_sink: ArrayLike = -np.inf
 
     def __post_init__(self) -> None:
@@ -180,28 +148,20 @@ class Design:
 
 @dataclass(frozen=True, slots=True)
 class Population:
-    """Expectations of the recorded quantities of one condition, nats.
+    """Expectations of the recorded quantities of one condition, nats."""
 
-    Attributes
-    ----------
-    relative, reference : (layer, head, lag)
-        The logit without drift, and the stationary reference, which holds the mean drift of the lag.
-    logit : (layer, head, query, offset)
-        NaN where there is no ordinary visible key.
-    log_reference, log_rest_reference : (layer, head, query)
-        log Zref and log ZrefRest.
-    excess : (layer, head, query)
-        ``-log(1 - A0) = log Z - log Zrest``; 0 where position 0 is not visible.
-    sink, denominator_drift : (layer, head, query)
-        The terms.
-    """
-
+    #: (layer, head, lag): the logit without drift, and the stationary reference, which holds the mean drift of the
+    #: lag.
     relative: Array
     reference: Array
+    #: (layer, head, query, offset): NaN where there is no ordinary visible key.
     logit: Array
+    #: (layer, head, query), as all that follow: log Zref and log ZrefRest.
     log_reference: Array
     log_rest_reference: Array
+    #: ``-log(1 - A0) = log Z - log Zrest``; 0 where position 0 is not visible.
     excess: Array
+    #: The terms.
     sink: Array
     denominator_drift: Array
 
@@ -277,16 +237,10 @@ class Truth:
 
     ``queries`` are the analysed queries, ``max(offsets) < i < T - 1`` by default; offsets whose key is not an ordinary
     visible one for every query are left out, and an estimand without any offset is NaN. See docs/method.md, section 3.
-
-    Attributes
-    ----------
-    expected : dict
-        Term, ``residual`` or ``log_attention`` -> (condition, layer, head, query, offset), nats; NaN where the key is
-        position 0, absent or masked.
-    offsets : tuple of int
-    conditions : tuple of str
     """
 
+    #: Term, ``residual`` or ``log_attention`` -> (condition, layer, head, query, offset), nats; NaN where the key is
+    #: position 0, absent or masked.
     expected: dict[str, Array]
     offsets: tuple[int, ...]
     conditions: tuple[str, ...]
@@ -345,17 +299,6 @@ def expected_terms(design: Design) -> Truth:
     to as the number of documents grows. Log attention does not involve the reference, so its expectation and the
     leakage are exact for any number of documents.
 
-    Parameters
-    ----------
-    design : Design
-
-    Returns
-    -------
-    Truth
-
-    Examples
-    --------
-    >>> import numpy as np
     >>> truth = expected_terms(Design(n_heads=1, conditions={"baseline": Effects(query_drift=0.1 * np.arange(64))}))
     >>> round(float(truth.share("mask")[0, 0, 0] + truth.share("residual")[0, 0, 0]), 12)
     1.0

@@ -19,26 +19,20 @@ from posstats.stats.synthetic.design import Array, Design, Noise, Population
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """The variables of a dump that the estimators read; names, dimensions and units are those of the dump schema.
+    """The variables of a dump that the estimators read; names, dimensions and units are those of the dump schema."""
 
-    Attributes
-    ----------
-    logit : (condition, sequence, layer, head, query, offset)
-    sink_logit, log_denominator_rest : (condition, sequence, layer, head, query)
-    logit_sum_by_lag : (condition, sequence, layer, head, lag)
-    learned_sink : (layer, head)
-    visible_keys : (layer, query)
-    document : (sequence,)
-    offsets : tuple of int
-    conditions : tuple of str
-    """
-
+    #: (condition, sequence, layer, head, query, offset).
     logit: Array
+    #: (condition, sequence, layer, head, query).
     sink_logit: Array
     log_denominator_rest: Array
+    #: (condition, sequence, layer, head, lag).
     logit_sum_by_lag: Array
+    #: (layer, head).
     learned_sink: Array
+    #: (layer, query).
     visible_keys: NDArray[np.int64]
+    #: (sequence,).
     document: NDArray[np.int64]
     offsets: tuple[int, ...]
     conditions: tuple[str, ...]
@@ -96,20 +90,9 @@ def simulate_terms(design: Design, seed: int | np.random.SeedSequence = 0) -> Re
 
     The logit and the log denominator without key 0 are Gaussian or Student-t around their means; ``-log(1 - A0)`` is
     log-normal around its mean, which keeps the attention on position 0 within (0, 1). The logit sums of recorded
-    offsets are the sums of the drawn logits; those of all other lags are drawn with the variance such sums have.
+    offsets are the sums of the drawn logits; those of all other lags are drawn with the variance such sums have. Give
+    each of many data sets one child of ``SeedSequence(seed).spawn(n)`` as its seed.
 
-    Parameters
-    ----------
-    design : Design
-    seed : int or numpy.random.SeedSequence
-        Give each of many data sets one child of ``SeedSequence(seed).spawn(n)``.
-
-    Returns
-    -------
-    Recorded
-
-    Examples
-    --------
     >>> data = simulate_terms(Design(n_documents=8, length=32), seed=1)
     >>> data.logit.shape  # condition, sequence, layer, head, query, offset
     (1, 8, 1, 4, 32, 5)
@@ -157,39 +140,24 @@ def simulate_terms(design: Design, seed: int | np.random.SeedSequence = 0) -> Re
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """The other variables of a dump, so that a synthetic one is complete; no estimator of leakage reads them.
+    """The other variables of a dump, so that a synthetic one is complete; no estimator of leakage reads them."""
 
-    Attributes
-    ----------
-    token_id : (condition, sequence, query)
-    trajectory : (condition, sequence, depth, hidden)
-    residual_norm : (condition, sequence, depth, query)
-    """
-
+    #: (condition, sequence, query).
     token_id: NDArray[np.int64]
+    #: (condition, sequence, depth, hidden).
     trajectory: Array
+    #: (condition, sequence, depth, query).
     residual_norm: Array
 
 
 def simulate_stream(
     design: Design, seed: int | np.random.SeedSequence = 0, *, hidden: int = 8, vocabulary: int = 1000
 ) -> Stream:
-    """Draw tokens and a residual stream for the sequences of a design.
+    """Draw tokens, of `vocabulary`, and a residual stream, `hidden` wide, for the sequences of a design.
 
     Token 0 stands at position 0 and uniform tokens elsewhere, the same in every condition. The trajectory is a random
     walk of unit steps over depth that depends on the condition and not on the sequence: a closed system, as under a
     fixed first token. Norms are those of such a walk at position 0 and of independent ones elsewhere.
-
-    Parameters
-    ----------
-    design : Design
-    seed : int or numpy.random.SeedSequence
-    hidden, vocabulary : int
-        Width of the residual stream and number of tokens.
-
-    Returns
-    -------
-    Stream
     """
     rng = np.random.default_rng(seed)
     n_conditions, n_sequences, depth = len(design.conditions), design.document.size, design.n_layers + 1
@@ -218,25 +186,10 @@ def explicit_logits(
 ) -> Array:
     """Draw logits of every query and key: a relative profile, a sink column, drifts along either axis, iid noise.
 
-    Parameters
-    ----------
-    length, n_sequences, n_heads : int
-    relative : array_like, optional
-        Logit as a function of the lag, broadcasts to (head, lag); ``-log(1 + lag) / 2`` by default.
-    sink_column : array_like
-        Added to the logit on key 0, broadcasts to (head, query).
-    query_drift, key_drift : array_like
-        Added along the queries and along the keys, broadcast to (head, position).
-    noise : float
-        Standard deviation of what differs from one logit to the next.
-    tails : float, optional
-        Degrees of freedom (above 2) of Student-t noise; Gaussian if omitted.
-    seed : int or numpy.random.SeedSequence
-
-    Returns
-    -------
-    array, (sequence, head, query, key)
-        Keys after the query are 0; no query sees them.
+    (sequence, head, query, key); keys after the query are 0, no query sees them. `relative`, which broadcasts to
+    (head, lag), is ``-log(1 + lag) / 2`` by default; `sink_column`, (head, query), is added on key 0; drifts, (head,
+    position), along the queries and along the keys. `noise` is the standard deviation of what differs from one logit
+    to the next, Student-t with `tails` (above 2) degrees of freedom, or Gaussian.
     """
     rng = np.random.default_rng(seed)
     position = np.arange(length)
@@ -256,21 +209,10 @@ def record_logits(
     document: Sequence[int] | None = None,
     window: int | None = None,
 ) -> Recorded:
-    """Reduce explicit logits to the recorded quantities.
+    """Reduce explicit logits, condition -> (sequence, head, query, key), to the recorded quantities of a single layer.
 
-    Parameters
-    ----------
-    logits : mapping of str to array_like, (sequence, head, query, key)
-        The logits of each condition, all of one shape; a single layer.
-    offsets : sequence of int
-    document : sequence of int, optional
-        Document of each sequence; each its own by default.
-    window : int, optional
-        Sliding window: the number of keys a query sees at most.
-
-    Returns
-    -------
-    Recorded
+    `document`, (sequence,), gives each sequence one of its own by default; in a sliding `window` a query sees at most
+    so many keys.
     """
     s = np.stack([np.asarray(value, dtype=np.float64) for value in logits.values()])[:, :, None]
     n_sequences, n_heads, length = s.shape[1], s.shape[3], s.shape[4]
