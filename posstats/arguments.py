@@ -49,6 +49,14 @@ def text(name: str, value: object) -> str:
     return str(value)
 
 
+def file_name(name: str, value: object) -> str:
+    """Return the value if it is text that can name a file of any folder."""
+    checked = text(name, value)
+    if checked in ("", ".", "..") or set("/\\\0") & set(checked):
+        raise InputError(f"{name} must be the name of a file, without a folder or an ending, not {shown(value)}.")
+    return checked
+
+
 def path_of(name: str, value: object) -> Path:
     """Return the value as a path if it is text or a path."""
     if not isinstance(value, str | Path) or "\0" in str(value):

@@ -15,7 +15,7 @@ import xarray as xr
 from dask.local import get_sync
 from dask.utils import parse_bytes
 
-from posstats.dataset.door import DUMP, TERMS, check_seal, check_sink
+from posstats.dataset.door import DUMP, TERMS, check_seal, check_sink, check_sums
 from posstats.dataset.terms import document_codes
 from posstats.errors import InputError
 from posstats.stats.pair_products.components import LayerField, document_sums
@@ -179,6 +179,7 @@ def _from_dump(loaded: xr.Dataset, visible: np.ndarray, _learned: np.ndarray) ->
     logit, sink, rest, sums = _arrays(loaded, ("logit", "sink_logit", "log_denominator_rest", "logit_sum_by_lag"))
     check_seal(loaded, logit, sums)
     check_sink(sink, visible)
+    check_sums(sums, visible)
     check_recorded(logit, sink, rest)
     with np.errstate(invalid="ignore"):  # query 0, which is never analysed
         return logit, log_rest_share(sink, rest), -rest.astype(np.float64), lag_means(sums, visible)

@@ -12,6 +12,7 @@ from dask.local import get_sync
 
 from posstats.arguments import items, labels, shown
 from posstats.errors import InputError, NumericalError
+from posstats.stats.pair_products.terms import lag_counts
 from posstats.vocabulary import COORDINATES, LOG_ATTENTION, VARIABLES
 
 #: What every estimate of position is made of: variables of a dump, and of terms.
@@ -130,6 +131,14 @@ def check_sink(sink_logit: np.ndarray, visible: np.ndarray) -> None:
         )
 
 
+def check_sums(sums: np.ndarray, visible: np.ndarray) -> None:
+    """Raise NumericalError where a sum by lag, (..., lag), is not finite although some query sees that lag."""
+    if not np.isfinite(sums[..., lag_counts(visible) > 0]).all():
+        raise NumericalError(
+            "logit_sum_by_lag must be finite at every lag that a query sees: these numbers are changed or damaged."
+        )
+
+
 def _dataset(data: object) -> xr.Dataset:
     if not isinstance(data, xr.Dataset):
         raise InputError(
@@ -197,11 +206,17 @@ def _check_labels(data: xr.Dataset, needed: set[str]) -> None:
         if name not in data.coords or data[name].dims != (dim,):
             raise InputError(f"This dataset has no labels {name} along the dimension {dim}; a dump has them.")
         values = data[name].values
+        if not len(values) and name != "document":  # without documents, their number is what is said
+            raise InputError(f"This dataset holds no {name}: keep at least one where you select.")
         are_text = name == "condition" and all(isinstance(label, str) for label in values.tolist())
         if name in _KINDS and not are_text and values.dtype.kind not in _KINDS[name]:
             raise InputError(f"The labels {name} must be {'text' if name == 'condition' else 'whole numbers'}.")
-        if name == "document" and len({type(value) for value in values.tolist()}) > 1:
+        if name == "document" and {type(value) for value in values.tolist()} not in ({str}, {int}, set()):
             raise InputError("The labels document must be all text or all whole numbers: some are missing or differ.")
+        if name == "offset" and (values >= data.sizes["query"]).any():
+            raise InputError(
+                f"The labels offset must lie below the {data.sizes['query']} queries, not {values.tolist()}."
+            )
         if name in _KINDS and (repeated := _repeated(values)):
             raise InputError(f"This dataset holds {name} {repeated[0]!r} more than once; each label may occur once.")
         if name in _WHOLE and not np.array_equal(values, np.arange(data.sizes["query"])):

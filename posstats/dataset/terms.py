@@ -8,7 +8,7 @@ import xarray as xr
 from dask.local import get_sync
 
 from posstats.arguments import choice
-from posstats.dataset.door import DUMP, check_seal, check_sink, chosen, whole_dump
+from posstats.dataset.door import DUMP, check_seal, check_sink, check_sums, chosen, whole_dump
 from posstats.dataset.parameters import explained
 from posstats.errors import DesignError, FewDocumentsWarning, InputError
 from posstats.stats.inference.documents import effective_documents
@@ -83,6 +83,7 @@ def decompose(ds: xr.Dataset, offsets: Sequence[int] | None = None, *, reference
     def one_head(logit, sink_logit, rest, sums, visible, learned):  # type: ignore[no-untyped-def]  # xarray calls it
         check_seal(ds, logit, sums)
         check_sink(sink_logit, visible)
+        check_sums(sums, visible)
         lag_mean = lag_means(sums, visible)
 
         def split(part: slice) -> tuple[np.ndarray, ...]:

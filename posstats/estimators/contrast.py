@@ -363,7 +363,7 @@ def _label(queries: tuple[int, int]) -> str:
 
 def _as_runs(side: object) -> list[xr.Dataset]:
     runs = [side] if isinstance(side, xr.Dataset) else side
-    if isinstance(runs, str | Mapping) or not isinstance(runs, Iterable):
+    if isinstance(runs, str | Mapping | np.ndarray) or not isinstance(runs, Iterable):
         raise InputError(f"A contrast takes a dump, or a sequence of dumps, on either side, not {shown(side)}.")
     if not (dumps := [whole_dump(one, ("token_id",), "A contrast reads whole dumps") for one in runs]):
         raise InputError("A contrast takes at least one dump on either side.")

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from posstats.arguments import choice, labels, number, path_of, shown, text
+from posstats.arguments import choice, file_name, labels, number, path_of, shown
 from posstats.errors import InputError
 from posstats.execution.files import writing
 from posstats.figures.drawing import (
@@ -285,7 +285,7 @@ def save_figure(ax: Axes, folder: str | Path, name: str) -> list[Path]:
     """
     if not isinstance(ax, Axes):
         raise InputError(f"Save axes of matplotlib, as every figure returns, not {shown(ax)}.")
-    folder, name = path_of("folder", folder), text("name", name)
+    folder, name = path_of("folder", folder), file_name("name", name)
     figure = ax.get_figure(root=True)
     if figure is None:
         raise InputError("These axes belong to no figure; nothing can be saved.")

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from posstats.arguments import path_of, shown, text
+from posstats.arguments import file_name, path_of, shown, text
 from posstats.errors import InputError
 from posstats.execution.files import writing
 from posstats.results.base import Result, check_result
@@ -406,7 +406,7 @@ def write_table(table: Table | Result, folder: str | Path, name: str) -> list[Pa
     InputError
         If it is neither a table nor a result, or the folder cannot be written to.
     """
-    table, folder, name = _as_table(table), path_of("folder", folder), text("name", name)
+    table, folder, name = _as_table(table), path_of("folder", folder), file_name("name", name)
     contents = contents_of(table, name)
     with writing(folder):
         for file, content in contents.items():

@@ -215,6 +215,36 @@ def test_masks_that_no_model_has(function, changes, words):
     )
 
 
+@pytest.mark.parametrize("function", [ps.decompose, ps.leakage, ps.shares, ps.magnitude, ps.position_tests, ps.decode])
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda: DS.isel(layer=[]), "holds no layer"),
+        (lambda: DS.isel(condition=[]), "holds no condition"),
+        (lambda: DS.isel(head=[]), "holds no head"),
+        (lambda: DS.isel(offset=[]), "holds no offset"),
+        (lambda: DS.assign_coords(offset=[*DS.offset.values[:-1], 64]), "offset must lie below"),
+        (lambda: DS.assign_coords(document=("sequence", [None] * DS.sizes["sequence"])), "all text or all whole"),
+        (lambda: DS.assign_coords(document=("sequence", [np.nan] * DS.sizes["sequence"])), "all text or all whole"),
+    ],
+)
+def test_labels_that_no_dump_has(function, change, words):
+    refused(lambda: function(change()), words)
+
+
+@pytest.mark.parametrize("function", [ps.decompose, ps.shares, ps.magnitude, ps.position_tests])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_sums_at_lags_that_are_no_offsets(function, value):
+    changed = DS.assign(logit_sum_by_lag=DS.logit_sum_by_lag.where(DS["lag"] != 20, value))
+    refused(lambda: function(changed), "logit_sum_by_lag must be finite")
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../x", "a/b", "a\0b"])
+def test_names_of_files(results, tmp_path, name):
+    refused(lambda: tables.write_table(results["leakage"], tmp_path, name), "name must be the name of a file")
+    refused(lambda: leakage_figures.save_figure(Figure().add_subplot(), tmp_path, name), "name must be the name")
+
+
 def test_a_length_is_a_number():
     refused(lambda: ps.leakage(DS.assign_attrs(length="64")), "attribute length must be the number of tokens")
 
