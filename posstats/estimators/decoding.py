@@ -20,7 +20,7 @@ from posstats.estimators.rows import ROUNDING, adjusted, conditions
 from posstats.execution.parallel import side_by_side
 from posstats.results.decoding import DecodingResult, DiscriminationResult
 from posstats.stats.decoding import scores as kernels
-from posstats.stats.decoding.ridge import FEWEST_FOLDS
+from posstats.stats.decoding.ridge import FEWEST_FOLDS, MOST_FOLDS
 from posstats.stats.decoding.scores import FEATURE_SETS, Discriminability, Parts
 from posstats.stats.inference.options import Inference
 from posstats.stats.inference.resample import interval
@@ -109,7 +109,7 @@ def decode(
     >>> bool(row.low > 0), bool(row.low < row.estimate < row.high)
     (True, True)
     """
-    n_folds = whole_number("n_folds", n_folds, FEWEST_FOLDS)
+    n_folds = whole_number("n_folds", n_folds, FEWEST_FOLDS, MOST_FOLDS)
     design = _Design.of(data, features, layers, offsets, Inference(level, adjust=adjust, seed=seed))
     queries = design.queries()
     if len(queries) < 2:
@@ -197,7 +197,7 @@ def discriminate(
     True
     """
     first, second = whole_number("first", first), whole_number("second", second)
-    n_folds = whole_number("n_folds", n_folds, FEWEST_FOLDS)
+    n_folds = whole_number("n_folds", n_folds, FEWEST_FOLDS, MOST_FOLDS)
     design = _Design.of(data, features, layers, offsets, Inference(level, adjust=adjust, seed=seed))
     allowed = design.queries()
     if not first < second or not {first, second} <= set(allowed.tolist()):

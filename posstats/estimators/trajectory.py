@@ -17,7 +17,7 @@ from posstats.estimators.rows import Documents, adjusted, conditions
 from posstats.estimators.sinks import attention_on_position_0
 from posstats.results.position0 import IdentificationResult, TrajectoryResult
 from posstats.stats.decoding.identification import Grams, Identification, Identifier
-from posstats.stats.decoding.ridge import FEWEST_FOLDS
+from posstats.stats.decoding.ridge import FEWEST_FOLDS, MOST_FOLDS
 from posstats.stats.earlier import SINK_EPSILON
 from posstats.stats.inference.options import Inference
 from posstats.stats.inference.resample import Interval
@@ -119,7 +119,7 @@ def trajectory(
     [True, True, True]
     """
     inference = Inference(level, method, n_resamples, n_permutations, adjust, seed).of("contrast")
-    epsilon, n_folds = fraction("epsilon", epsilon), whole_number("n_folds", n_folds, FEWEST_FOLDS)
+    epsilon, n_folds = fraction("epsilon", epsilon), whole_number("n_folds", n_folds, FEWEST_FOLDS, MOST_FOLDS)
     data = whole_dump(data, ("trajectory", "trajectory_departure"), "Trajectories read a dump")
     design = Documents.of(data, inference)
     dtype, tolerance = tolerance_of(data)

@@ -83,7 +83,7 @@ SHARED = {
     "layers": [([0, 0], "more than once"), ([9], "chosen from 0, 1, 2"), ([], "at least one"), ("0", "whole numbers")],
     "epsilon": [("0.3", "between 0 and 1"), (1, "between 0 and 1"), (np.inf, "between 0 and 1")],
     "octaves": [("no", "True or False"), (1, "True or False")],
-    "n_folds": [(2, "at least 3"), (5.0, "at least 3")],
+    "n_folds": [(2, "from 3 to"), (5.0, "from 3 to"), (2**40, "from 3 to")],
     "reference": [("mean", "one of"), (None, "one of")],
     "features": [("values", "'stream'"), ("stream", "residual_sample")],
     "condition": [("bos=zero", "chosen from bos=mean"), (["bos=mean", "bos=mean"], "more than once"), (3, "text")],

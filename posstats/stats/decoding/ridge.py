@@ -19,6 +19,8 @@ _CONSTANT = 1e-6
 
 #: Folds of a cross-validation, at least: its inner one needs two folds to train on and one to test.
 FEWEST_FOLDS = 3
+#: More than any dump has documents: an array of as many folds still fits into memory.
+MOST_FOLDS = 1_000_000
 
 
 def partitions(n_documents: int, n_folds: int, n_repeats: int, seed: int) -> list[NDArray[np.intp]]:
