@@ -246,7 +246,7 @@ class TestRefusals:
             ({"layers": [0, 7]}, "chosen from 0, 1; there is no 7"),
             ({"layers": []}, "at least one entry"),
             ({"offsets": [3]}, "chosen from 0, 1, 4; there is no 3"),
-            ({"n_folds": 2}, "at least 3"),
+            ({"n_folds": 2}, "from 3 to"),
             ({"level": 1.5}, "between 0 and 1"),
             ({"seed": -1}, "from 0 to"),
             ({"adjust": "none"}, "bh"),

@@ -221,7 +221,7 @@ class TestResult:
     def test_bad_input(self, ds):
         refused(InputError, "trajectory_departure", ps.trajectory, ds.drop_vars("trajectory_departure"))
         refused(InputError, "head_output", ps.trajectory, ds.drop_vars("head_output"))
-        refused(InputError, "at least 3", ps.trajectory, ds, n_folds=2)
+        refused(InputError, "from 3 to", ps.trajectory, ds, n_folds=2)
         refused(InputError, "epsilon", ps.trajectory, ds, epsilon=0.0)
         refused(InputError, "float8", ps.trajectory, ds.assign_attrs(dtype="float8"))
 
