@@ -56,7 +56,7 @@ def claims(
     csv: Annotated[bool, typer.Option("--csv", help="Print the whole ledger as CSV, raw numbers.")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Put the claims C1 to C8 to dumps, and print what follows.
+    """Put the claims C1 to C9 to dumps, and print what follows.
 
     Every dump has a ledger: a row for each part of each criterion, with estimate, interval, p, q and verdict, and one
     for the claim. A claim that a dump cannot speak to says which condition is missing. C6 compares dumps of one model
