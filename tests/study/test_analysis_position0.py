@@ -112,8 +112,13 @@ def test_footnotes_of_the_headline_table_let_it_stand_alone(everything, every_co
         "offsets 0, 1, 2 tokens; max offset < i < Q is i = 3 to 39; conditions baseline, bos="
         in (notes["Analysed of toy"])
     )
-    for said in ("interval, means of squares by matched moments", "max offset < i < Q", 'one-sided sign-flip test of "no absolute position"',
-                 "compare leakage at the same offsets only", "q, Benjamini-Hochberg over all rows"):  # fmt: skip
+    for said in (
+        "interval, means of squares by matched moments",
+        "max offset < i < Q",
+        'one-sided sign-flip test of "no absolute position"',
+        "compare leakage at the same offsets only",
+        "q, Benjamini-Hochberg over all rows",
+    ):
         assert said in notes["leakage"]
     assert "one-sided permutation test" in notes["first token identified"]
     assert 'the mean attention is 0.3": heads significantly below it have a small p' in notes["sink-reading heads"]
