@@ -8,6 +8,7 @@ import datetime
 import re
 from contextlib import suppress
 from copy import deepcopy
+from datetime import date
 from decimal import Decimal
 from functools import lru_cache
 from pathlib import Path
@@ -352,10 +353,28 @@ _NUMBERS = st.sampled_from(
     [-1, 0, 1, 2, 5, 2**31, 2**63, 2**64, -(2**70), 0.5, 2.0, 1e300, float("nan"), float("inf"), 1j, True, False,
      np.int64(3), np.float32(2), np.bool_(True), Decimal(2)]
 ) | st.just(1).map(lambda one: one << 2**15)  # fmt: skip
-_TEXTS = st.text(st.characters(exclude_characters="/\\.~"), max_size=12) | st.sampled_from(
-    ["baseline", "bos=mean", "bos@3", "float32", "cpu", "<bos>", "w5", "none"]
+#: Fixed pools: hypothesis draws free texts from the constants of the modules that happen to be loaded.
+_TEXTS = st.sampled_from(
+    [
+        "baseline",
+        "bos=mean",
+        "bos@3",
+        "float32",
+        "cpu",
+        "<bos>",
+        "w5",
+        "none",
+        "",
+        "a",
+        "é",
+        "\0",
+        "-1",
+        "x\ny",
+        " ",
+        "$a$",
+    ]
 )
-_SCALARS = st.none() | _NUMBERS | _TEXTS | st.binary(max_size=4) | st.dates() | st.just(object()) | st.just(str)
+_SCALARS = st.none() | _NUMBERS | _TEXTS | st.sampled_from([b"", b"ab", date(2000, 1, 1), object(), str])
 _ARRAYS = st.sampled_from(
     [IDS, IDS.astype(float), IDS[0], IDS[:, :0], IDS[None], IDS.astype(object), IDS.astype("U"), np.array(3),
      np.array([]), np.array(["a"]), np.array([None, 1], dtype=object), np.array(["2020"], dtype="M8[D]"),
@@ -405,7 +424,7 @@ def test_nothing_but_errors_of_posstats_escapes(pair, value):
 
 
 @settings(max_examples=120, deadline=None, derandomize=True, database=None)
-@given(value=_VALUES, name=_TEXTS | st.integers())
+@given(value=_VALUES, name=_TEXTS | st.sampled_from([0, -1, 2**70]))
 def test_attributes_come_back_or_are_refused(tmp_path_factory, value, name):
     path = tmp_path_factory.mktemp("attributes") / "a.h5"
     try:
