@@ -94,7 +94,7 @@ def _tables(tasks: Sequence[Task], notes: Sequence[str], level: float) -> dict[s
 def _notes(dump: Path, config: AnalysisConfig, inference: Inference) -> list[str]:
     with ps.open_dump(dump) as ds:
         recorded = ", ".join(f"{name.removesuffix('_version')} {ds.attrs[name]}" for name in _RECORDED_WITH)
-        described = f"{ds.sizes['sequence']} sequences of {ds.sizes['query']} iid tokens, the same for every model"
+        described = f"{ds.sizes['sequence']} sequences of {ds.sizes['token']} iid tokens, the same for every model"
         if ds.attrs["bos_token"]:
             described += f", BOS {ds.attrs['bos_token']}"
         documents = ds.sizes["sequence"]  # a sequence of iid tokens is its own document

@@ -135,7 +135,7 @@ def earlier_metrics(
     sink_length = whole_number("sink_length", sink_length, 1)
     data = chosen(whole_dump(data, _STREAM, "Earlier metrics read a dump"), "offset", offsets)
     check_depths(data)
-    late = data.visible_keys.isel(query=slice(data.sizes["query"] // 2, None))
+    late = read(data.visible_keys.isel(query=slice(data.sizes["query"] // 2, None)))
     near = data.offset.values[data.offset.values < int(late.min())]
     reached = data.sel(offset=near) if len(near) else data  # where it is none, the estimators say so
     ours, share = (
