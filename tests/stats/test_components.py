@@ -3,9 +3,12 @@
 import numpy as np
 import pytest
 
-from posstats.dataset.blocks import layer_fields
+import posstats as ps
+from posstats.dataset.blocks import field_blocks, layer_fields
 from posstats.dataset.terms import decompose
 from posstats.errors import DesignError
+from posstats.stats.inference import squares
+from posstats.stats.inference.resample import document_pairs, leave_out_weights
 from posstats.stats.pair_products.components import (
     SHARE_COMPONENTS,
     SQUARE_COMPONENTS,
@@ -15,7 +18,7 @@ from posstats.stats.pair_products.components import (
     share_statistics,
     size_statistics,
 )
-from posstats.stats.pair_products.evaluate import evaluate, mean_terms, pair_products
+from posstats.stats.pair_products.evaluate import evaluate, influence_products, mean_terms, pair_products
 from posstats.stats.pair_products.terms import ORDERS
 from tests import brute
 
@@ -159,3 +162,23 @@ def test_weights_of_one_document_are_refused(case):
 def test_too_long_offsets_leave_no_query():
     with pytest.raises(DesignError, match="at most 17"):
         analysed_queries(20, np.array([18]))
+
+
+@pytest.mark.parametrize("length", [32, 128])
+def test_products_of_documents_hold_what_they_do_to_the_steady_state(length):
+    """Against products got back from leaving out every pair of documents, the steady state re-estimated each time."""
+    ds = ps.simulate(n=24, length=length, heads=2, offsets=(0, 1, 2), seed=0).dataset
+    (field,) = (field for block in field_blocks(ps.decompose(ds).isel(condition=0)) for field in block.fields())
+    pairs = document_pairs(24, 24 * 23)
+    queries = analysed_queries(length // 2, field.offsets)
+    for kernel in (share_statistics, size_statistics):
+        stats = kernel(field, queries, field.offsets)
+        values = evaluate([stats], leave_out_weights(24, pairs))[0]
+        exact = squares.pair_gram(values[0], values[1:25], pairs, values[25:], field.sequences)
+        grams = exact, influence_products(stats), stats.gram
+        exact, first, fixed = (squares.pair_interactions(one, field.sequences) for one in grams)
+        size, error, without = (np.linalg.norm(one, axis=(-2, -1)) for one in (exact, exact - first, exact - fixed))
+        assert (error < 0.25 * size).all()  # of the mask, whose own part is least; of the others it is 0.05
+        moved = without > 0.02 * size  # the steady state matters
+        assert moved.any()
+        assert (error < 0.25 * without)[moved].all()
